@@ -1,0 +1,1 @@
+# Install rules: find_package(weightbroker) gives weightbroker::client and weightbroker::proto.

@@ -1,0 +1,64 @@
+# One function declares a library, one a program, one a test. Each folder's CMakeLists.txt is a list of them.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endif()
+
+find_program(WEIGHTBROKER_CCACHE ccache)
+if(WEIGHTBROKER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${WEIGHTBROKER_CCACHE})
+endif()
+
+# Options of our own code only; never of generated or third-party code.
+add_library(weightbroker_options INTERFACE)
+target_compile_options(weightbroker_options INTERFACE
+  -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough)
+target_include_directories(weightbroker_options INTERFACE ${PROJECT_SOURCE_DIR})
+
+if(WEIGHTBROKER_SANITIZE)
+  add_compile_options(-fsanitize=${WEIGHTBROKER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${WEIGHTBROKER_SANITIZE})
+endif()
+
+# weightbroker_library(<name> SOURCES ... [DEPS ...] [PRIVATE_DEPS ...])  ->  target weightbroker_<name>, alias weightbroker::<name>
+function(weightbroker_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(weightbroker_${name} STATIC ${ARG_SOURCES})
+  add_library(weightbroker::${name} ALIAS weightbroker_${name})
+  target_link_libraries(weightbroker_${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:weightbroker_options> ${ARG_PRIVATE_DEPS})
+  target_include_directories(weightbroker_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+endfunction()
+
+# weightbroker_program(<file name> SOURCES ... [DEPS ...])  ->  ${PROJECT_BINARY_DIR}/bin/<file name>
+function(weightbroker_program name)
+  cmake_parse_arguments(ARG "NO_INSTALL" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE weightbroker_options ${ARG_DEPS})
+  if(NOT ARG_NO_INSTALL)
+    install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endfunction()
+
+# weightbroker_test(<name> SOURCES ... [DEPS ...] [LABELS unit|integration|...])  ->  a GoogleTest program, one ctest entry
+function(weightbroker_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE weightbroker_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE
+    WEIGHTBROKER_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+    WEIGHTBROKER_BIN_DIR="${PROJECT_BINARY_DIR}/bin")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

@@ -1,0 +1,82 @@
+// Every reason for which weightbroker refuses or fails, one row each. The name is what stands in ErrorInfo.reason and in
+// the metrics' `reason` label; the code is the canonical code that goes with it; docs/errors.md says what to do (a test
+// checks that it has the same rows).
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace weightbroker {
+
+// X(enumerator, UPPER_SNAKE name, canonical code)
+#define WEIGHTBROKER_REASONS(X)                                              \
+  /* requests */                                                             \
+  X(kInvalidArgument, "INVALID_ARGUMENT", kInvalidArgument)                  \
+  X(kEnvironmentRequired, "ENVIRONMENT_REQUIRED", kInvalidArgument)          \
+  X(kParallelismUnsupported, "PARALLELISM_UNSUPPORTED", kUnimplemented)      \
+  X(kLayoutUnsupported, "LAYOUT_UNSUPPORTED", kInvalidArgument)              \
+  X(kDtypeMismatch, "DTYPE_MISMATCH", kFailedPrecondition)                   \
+  X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
+  X(kHandleKindUnsupported, "HANDLE_KIND_UNSUPPORTED", kFailedPrecondition)  \
+  X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
+  /* where models may lie */                                                 \
+  X(kModelRootUnknown, "MODEL_ROOT_UNKNOWN", kNotFound)                      \
+  X(kModelOutsideRoots, "MODEL_OUTSIDE_ROOTS", kPermissionDenied)            \
+  X(kModelNotFound, "MODEL_NOT_FOUND", kNotFound)                            \
+  /* what is in their files */                                               \
+  X(kCheckpointIncomplete, "CHECKPOINT_INCOMPLETE", kFailedPrecondition)     \
+  X(kCheckpointUnreadable, "CHECKPOINT_UNREADABLE", kFailedPrecondition)     \
+  X(kCheckpointTruncated, "CHECKPOINT_TRUNCATED", kFailedPrecondition)       \
+  X(kCheckpointMalformed, "CHECKPOINT_MALFORMED", kFailedPrecondition)       \
+  X(kCheckpointNotSafetensors, "CHECKPOINT_NOT_SAFETENSORS", kFailedPrecondition) \
+  X(kCheckpointTooLarge, "CHECKPOINT_TOO_LARGE", kFailedPrecondition)        \
+  X(kCheckpointEmpty, "CHECKPOINT_EMPTY", kFailedPrecondition)               \
+  X(kCheckpointIndexMismatch, "CHECKPOINT_INDEX_MISMATCH", kFailedPrecondition) \
+  X(kCheckpointPathUnsafe, "CHECKPOINT_PATH_UNSAFE", kFailedPrecondition)    \
+  X(kCheckpointChanged, "CHECKPOINT_CHANGED", kAborted)                      \
+  X(kDtypeUnsupported, "DTYPE_UNSUPPORTED", kFailedPrecondition)             \
+  X(kConfigMalformed, "CONFIG_MALFORMED", kFailedPrecondition)               \
+  X(kQuantizationUnsupported, "QUANTIZATION_UNSUPPORTED", kFailedPrecondition) \
+  X(kQuantizationMalformed, "QUANTIZATION_MALFORMED", kFailedPrecondition)   \
+  X(kQuantizationConflict, "QUANTIZATION_CONFLICT", kFailedPrecondition)     \
+  X(kQuantizationContradicted, "QUANTIZATION_CONTRADICTED", kFailedPrecondition) \
+  /* weight sets */                                                          \
+  X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
+  X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
+  X(kStillLoading, "STILL_LOADING", kUnavailable)                            \
+  X(kWeightSetUnknown, "WEIGHT_SET_UNKNOWN", kNotFound)                      \
+  X(kWeightSetAmbiguous, "WEIGHT_SET_AMBIGUOUS", kInvalidArgument)           \
+  X(kLeased, "LEASED", kFailedPrecondition)                                  \
+  X(kCancelled, "CANCELLED", kCancelled)                                     \
+  X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
+  X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  /* the endpoint and access to it */                                        \
+  X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
+  X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \
+  X(kSocketUnusable, "SOCKET_UNUSABLE", kFailedPrecondition)                 \
+  X(kAccessDenied, "ACCESS_DENIED", kPermissionDenied)                       \
+  X(kTicketInvalid, "TICKET_INVALID", kPermissionDenied)                     \
+  X(kTooManyRequests, "TOO_MANY_REQUESTS", kResourceExhausted)               \
+  X(kDraining, "DRAINING", kUnavailable)                                     \
+  X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
+  X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
+  /* integrity, and the rest */                                              \
+  X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \
+  X(kProtocolError, "PROTOCOL_ERROR", kInternal)                             \
+  X(kConfigurationInvalid, "CONFIGURATION_INVALID", kInvalidArgument)        \
+  X(kSystemError, "SYSTEM_ERROR", kInternal)
+
+enum class Reason {
+#define WEIGHTBROKER_REASON_ENUMERATOR(enumerator, name, code) enumerator,
+  WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_ENUMERATOR)
+#undef WEIGHTBROKER_REASON_ENUMERATOR
+};
+
+// Its UPPER_SNAKE name.
+std::string_view ReasonName(Reason reason);
+
+// The canonical code that goes with it.
+absl::StatusCode ReasonCode(Reason reason);
+
+}  // namespace weightbroker

@@ -1,0 +1,1 @@
+#include "common/identity/fingerprint.h"

@@ -1,0 +1,1 @@
+#include "common/memory/host_slab.h"

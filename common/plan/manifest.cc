@@ -1,0 +1,1 @@
+#include "common/plan/manifest.h"

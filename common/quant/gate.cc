@@ -1,0 +1,1 @@
+#include "common/quant/gate.h"

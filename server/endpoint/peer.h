@@ -1,0 +1,44 @@
+// Who is on the other side of a connection, as the kernel told us when it was accepted.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/base/mutex.h"
+
+namespace weightbroker {
+
+struct Peer {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  pid_t pid = 0;
+};
+
+// Connections handed to gRPC by descriptor have no address of their own: ServerContext::peer() is "fd:<number>". This
+// table is written before the descriptor is handed over, and is where a call finds its caller's credentials. Thread-safe.
+class PeerTable {
+ public:
+  void Add(int fd, const Peer& peer);
+
+  // The caller of a gRPC call whose ServerContext::peer() is `grpc_peer`; nullopt for a connection that is not ours.
+  std::optional<Peer> Find(const std::string& grpc_peer) const;
+
+  // Counts the connections still open: gRPC tells nobody when it closes one, so entries whose descriptor is no longer
+  // the same socket are swept here.
+  int CountOpen();
+
+ private:
+  struct Entry {
+    Peer peer;
+    ino_t socket_inode = 0;
+  };
+
+  mutable Mutex mutex_;
+  std::map<int, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weightbroker
