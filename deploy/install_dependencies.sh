@@ -82,7 +82,9 @@ install_missing() {
 # promtool comes in the package of the Prometheus server, which would start the server and enable it at boot. Only the
 # program is taken out of it.
 install_promtool() {
-  command -v promtool >/dev/null && return
+  if command -v promtool >/dev/null || [[ -x $PROMTOOL ]]; then
+    return
+  fi
   echo "install_dependencies: installing promtool (without the Prometheus server) as $PROMTOOL"
   refresh_lists
   (cd "$scratch" && quietly apt-get download -q prometheus && quietly dpkg-deb -x prometheus_*.deb unpacked)
