@@ -15,7 +15,7 @@ MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (\S+) \S+ \S+ \d+\s*(.*)$")
 MEMFD = "/memfd:weightbroker"
 
 
-def weights_of(pid):
+def weights_of(pid, sharers):
     totals, counting = {"rss_bytes": 0, "pss_bytes": 0, "writable_mappings": 0}, False
     with open(f"/proc/{pid}/smaps") as file:
         for line in file:
@@ -23,13 +23,20 @@ def weights_of(pid):
                 counting = mapping[2].startswith(MEMFD)
                 totals["writable_mappings"] += counting and "w" in mapping[1]
             elif counting and line.startswith(("Rss:", "Pss:")):
-                key, value, _ = line.split()
-                totals[key[:-1].lower() + "_bytes"] += int(value) * 1024
+                totals[line[:3].lower() + "_bytes"] += size_bytes(line)
+            elif counting and line.startswith(("Shared_Hugetlb:", "Private_Hugetlb:")):
+                # The kernel leaves reserved huge pages out of Rss and Pss.
+                totals["rss_bytes"] += size_bytes(line)
+                totals["pss_bytes"] += size_bytes(line) // sharers
     return totals
 
 
+def size_bytes(line):
+    return int(line.split()[1]) * 1024
+
+
 def main():
-    engines = [weights_of(int(pid)) for pid in sys.argv[1:]]
+    engines = [weights_of(int(pid), sharers=len(sys.argv) - 1) for pid in sys.argv[1:]]
     print(json.dumps({key: sum(engine[key] for engine in engines) for key in engines[0]}))
 
 
