@@ -5,19 +5,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/wire_reader.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/base/wire.h"
 #include "common/plan/plan.h"
 
 namespace weightbroker::client {
 namespace {
 
 // Field numbers of weightbroker.v1.ExportResponse, ManifestChunk and Tensor.
-constexpr uint32_t kResponseManifest = 2;
-constexpr uint32_t kChunkTensors = 1;
-enum TensorField : uint32_t {
+constexpr int kResponseManifest = 2;
+constexpr int kChunkTensors = 1;
+enum TensorField : int {
   kName = 1,
   kDtype = 2,
   kShape = 3,
@@ -43,15 +43,21 @@ absl::Status NotTrusted(const std::string& what) {
                    {{"fault", what}});
 }
 
-// Appends a field that may be packed or not, as parsers must accept both.
-void ReadDimensions(WireReader& reader, std::vector<int64_t>* shape) {
-  if (reader.wire_type() == WireReader::kVarint) {
-    shape->push_back(static_cast<int64_t>(reader.Varint()));
-    return;
+// Appends the varints of a packed field. False if the last one is cut off.
+bool AppendPacked(std::string_view bytes, std::vector<int64_t>* values) {
+  uint64_t value = 0;
+  int shift = 0;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (shift > 63) return false;
+    value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+    shift += 7;
+    if (byte >= 0x80) continue;
+    values->push_back(static_cast<int64_t>(value));
+    value = 0;
+    shift = 0;
   }
-  WireReader packed(reader.Bytes());
-  while (!packed.failed() && !packed.AtEnd()) shape->push_back(static_cast<int64_t>(packed.Varint()));
-  if (packed.failed()) reader.Fail();
+  return shift == 0;
 }
 
 // The length that dtype and shape give; -1 if a dimension is negative or the product overflows.
@@ -103,29 +109,21 @@ ManifestDecoder::ManifestDecoder(std::vector<SlabView> slabs, int64_t tensor_cou
 absl::Status ManifestDecoder::Add(RawMessage message) {
   manifest_.messages.push_back(std::move(message));
   WireReader reader(manifest_.messages.back().bytes());
-  while (reader.NextField()) {
+  while (reader.Next()) {
     if (reader.field() != kResponseManifest) {
       return NotTrusted(absl::StrCat("field ", reader.field(), " of ExportResponse came before the manifest was complete"));
     }
-    const std::string_view chunk = reader.Bytes();
-    if (!reader.failed()) RETURN_IF_ERROR(AddChunk(chunk));
+    RETURN_IF_ERROR(AddChunk(reader.bytes()));
   }
-  if (reader.failed()) return NotTrusted("a message is not a serialized ExportResponse");
-  return absl::OkStatus();
+  return reader.ok() ? absl::OkStatus() : NotTrusted("a message is not a serialized ExportResponse");
 }
 
 absl::Status ManifestDecoder::AddChunk(std::string_view chunk) {
   WireReader reader(chunk);
-  while (reader.NextField()) {
-    if (reader.field() != kChunkTensors) {
-      reader.Skip();
-      continue;
-    }
-    const std::string_view row = reader.Bytes();
-    if (!reader.failed()) RETURN_IF_ERROR(AddRow(row));
+  while (reader.Next()) {
+    if (reader.field() == kChunkTensors) RETURN_IF_ERROR(AddRow(reader.bytes()));
   }
-  if (reader.failed()) return NotTrusted("a message is not a serialized ManifestChunk");
-  return absl::OkStatus();
+  return reader.ok() ? absl::OkStatus() : NotTrusted("a message is not a serialized ManifestChunk");
 }
 
 absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
@@ -148,38 +146,38 @@ absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
 absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
   shape_.clear();
   WireReader reader(bytes);
-  while (reader.NextField()) {
+  bool well_formed = true;
+  while (reader.Next()) {
     switch (reader.field()) {
       case kName:
-        row->name = reader.Bytes();
+        row->name = reader.bytes();
         break;
       case kDtype:
-        row->dtype = static_cast<DataType>(reader.VarintField());
+        row->dtype = static_cast<DataType>(reader.varint());
         break;
       case kShape:
-        ReadDimensions(reader, &shape_);
+        well_formed = AppendPacked(reader.bytes(), &shape_) && well_formed;
         break;
       case kSlab:
-        row->slab = static_cast<int64_t>(reader.VarintField());
+        row->slab = static_cast<int64_t>(reader.varint());
         break;
       case kOffsetBytes:
-        row->offset_bytes = static_cast<int64_t>(reader.VarintField());
+        row->offset_bytes = static_cast<int64_t>(reader.varint());
         break;
       case kSizeBytes:
-        row->size_bytes = static_cast<int64_t>(reader.VarintField());
+        row->size_bytes = static_cast<int64_t>(reader.varint());
         break;
       case kAliasOf:
-        row->alias_of = reader.Bytes();
+        row->alias_of = reader.bytes();
         break;
       case kDigest:
-        row->digest = reader.Bytes();
+        row->digest = reader.bytes();
         break;
       default:  // of a later version
-        reader.Skip();
+        break;
     }
   }
-  if (reader.failed()) return NotTrusted(row->name, "is not a serialized Tensor");
-  return absl::OkStatus();
+  return reader.ok() && well_formed ? absl::OkStatus() : NotTrusted(row->name, "is not a serialized Tensor");
 }
 
 absl::Status ManifestDecoder::CheckRow(const Row& row) const {
