@@ -65,9 +65,13 @@ class Attachment {
 
   absl::Status MapSlabs() {
     if (header_.slabs().empty()) return absl::OkStatus();  // every tensor is empty
-    ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds, RedeemTicket(connection_.socket_path(), header_.ticket(), deadline_));
-    if (static_cast<int>(fds.size()) != header_.slabs_size()) {
-      return NotTrusted(absl::StrCat(fds.size(), " descriptors for ", header_.slabs_size(), " slabs"));
+    auto fds = RedeemTicket(connection_.socket_path(), header_.ticket(), static_cast<size_t>(header_.slabs_size()), deadline_);
+    if (!fds.ok()) {
+      connection_broke_ = HasReason(fds.status(), Reason::kServiceUnavailable);
+      return fds.status();
+    }
+    if (static_cast<int>(fds->size()) != header_.slabs_size()) {
+      return NotTrusted(absl::StrCat(fds->size(), " descriptors for ", header_.slabs_size(), " slabs"));
     }
     for (int i = 0; i < header_.slabs_size(); ++i) {
       const v1::Slab& slab = header_.slabs(i);
@@ -75,7 +79,7 @@ class Attachment {
         return NotTrusted(absl::StrCat("a slab of kind ", v1::HandleKind_Name(slab.handle_kind()), " and ",
                                        slab.size_bytes(), " bytes"));
       }
-      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(fds[static_cast<size_t>(i)].get(), slab.size_bytes()));
+      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map((*fds)[static_cast<size_t>(i)].get(), slab.size_bytes()));
       state_->slabs.push_back(std::move(mapping));
     }
     return absl::OkStatus();

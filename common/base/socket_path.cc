@@ -3,42 +3,48 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 
 namespace weightbroker {
-namespace {
 
-// The variable's value; empty if it is not set.
-std::string Variable(const char* name) {
-  const char* value = getenv(name);
-  return value != nullptr ? value : "";
+absl::StatusOr<DefaultSocket> FindDefaultSocket() {
+  constexpr char kName[] = "/weightbroker/weightbroker.sock";
+  const char* chosen = getenv("WEIGHTBROKER_SOCKET");
+  if (chosen != nullptr && *chosen != '\0') return DefaultSocket{chosen, false};
+  if (geteuid() == 0) return DefaultSocket{absl::StrCat("/run", kName), true};
+  const char* runtime_folder = getenv("XDG_RUNTIME_DIR");
+  if (runtime_folder != nullptr && *runtime_folder == '/')
+    return DefaultSocket{absl::StrCat(runtime_folder, kName), true};
+  return MakeError(
+      Reason::kSocketPathInvalid,
+      "no socket path: give --socket, or set WEIGHTBROKER_SOCKET or XDG_RUNTIME_DIR (only root has a default "
+      "without them)");
 }
 
-}  // namespace
-
 absl::StatusOr<std::string> DefaultSocketPath() {
-  if (std::string named = Variable("WEIGHTBROKER_SOCKET"); !named.empty()) return named;
-  if (geteuid() == 0) return "/run/weightbroker/weightbroker.sock";
-  const std::string runtime_folder = Variable("XDG_RUNTIME_DIR");
-  if (!runtime_folder.empty()) return runtime_folder + "/weightbroker/weightbroker.sock";
-  return MakeError(Reason::kSocketPathInvalid,
-                   "no socket path is given and neither WEIGHTBROKER_SOCKET nor XDG_RUNTIME_DIR is set: name the socket "
-                   "with --socket or WEIGHTBROKER_SOCKET");
+  auto found = FindDefaultSocket();
+  if (!found.ok()) return found.status();
+  return std::move(found)->path;
 }
 
 absl::Status CheckSocketPath(const std::string& path) {
-  const auto refuse = [&](const std::string& why) {
-    return MakeError(Reason::kSocketPathInvalid, absl::StrCat("socket path \"", path.c_str(), "\" ", why),
-                     {{"path", path.c_str()}, {"length_bytes", absl::StrCat(path.size())}});
+  const auto invalid = [&path](const std::string& why) {
+    return MakeError(Reason::kSocketPathInvalid, absl::StrCat("socket path \"", path, "\" ", why),
+                     {{"socket", path}, {"length_bytes", absl::StrCat(path.size())}});
   };
-  if (path.empty()) return refuse("is empty");
-  if (path[0] == '@' || path[0] == '\0') return refuse("is abstract: anyone could take it; use a path in a folder");
-  if (path.find('\0') != std::string::npos) return refuse("has a zero byte in it");
+  if (path.empty()) return invalid("is empty");
+  if (path[0] == '@' || path[0] == '\0') {
+    return invalid("is abstract: it would have no owner and no permissions; give a path in the file system");
+  }
+  if (path[0] != '/') return invalid("is relative: give an absolute path");
+  if (path.find('\0') != std::string::npos) return invalid("contains a NUL byte");
+  if (path.back() == '/') return invalid("names a folder: add the socket's file name");
   if (path.size() > kMaxSocketPathBytes) {
-    return refuse(absl::StrCat("has ", path.size(), " bytes but a Unix socket's path has at most ", kMaxSocketPathBytes,
-                               ": use a shorter folder"));
+    return invalid(absl::StrCat("has ", path.size(), " bytes, and a Unix socket's path may have ", kMaxSocketPathBytes,
+                                ": choose a shorter one"));
   }
   return absl::OkStatus();
 }
