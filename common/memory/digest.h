@@ -1,15 +1,15 @@
-// The wbd1 digest of a tensor's bytes: position-dependent and summed over 64-bit words, so that any number of threads (or
-// a GPU) can each digest a part at memory speed and the parts add up. 128 bits. It finds accidents (a torn read, a flipped
-// bit, a swapped block), not attacks: it is not cryptographic. Defined in docs/manifest-format.md.
+// The wbd1 digest of a tensor's bytes: position-dependent and summed over 64-bit words, so that any number of threads
+// (or a GPU) can each digest a part at memory speed and the parts add up. 128 bits. It finds accidents (a torn read, a
+// flipped bit, a swapped block), not attacks: it is not cryptographic. Defined in docs/manifest-format.md.
 //
 //   DigestAccumulator sum;
-//   sum.Add(0, first_half);  sum.Add(first_half.size(), second_half);   // any order, any thread with its own accumulator
-//   const Digest digest = sum.Finish(total_bytes);
+//   sum.Add(0, first_half);  sum.Add(first_half.size(), second_half);   // any order, any thread with its own
+//   accumulator const Digest digest = sum.Finish(total_bytes);
 //
-// Parts are cut between words: `offset_bytes` is a multiple of kDigestWordBytes, and so is a part's length, except at the
-// end of the tensor. A word that is cut in two has no digest of its own halves, so a part that breaks the rule ends the
-// process: it is a fault in the program, never in its input. Not thread-safe; use one accumulator for each thread and
-// Merge.
+// Parts are cut between words: `offset_bytes` is a multiple of kDigestWordBytes, and so is a part's length, except at
+// the end of the tensor. A word that is cut in two has no digest of its own halves, so a part that breaks the rule ends
+// the process: it is a fault in the program, never in its input. Not thread-safe; use one accumulator for each thread
+// and Merge.
 #pragma once
 
 #include <array>
