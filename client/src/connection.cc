@@ -106,7 +106,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   if (!status.error_details().empty()) {
     absl::Status parsed = ParseRpcStatus(status.error_details());
-    if (!parsed.ok() && !GetErrorDetails(parsed).reason.empty()) return parsed;
+    const bool same_error = static_cast<int>(parsed.code()) == static_cast<int>(status.error_code());
+    if (same_error && !GetErrorDetails(parsed).reason.empty()) return parsed;
   }
   const absl::Status ours = MakeError(ReasonFor(status.error_code()), status.error_message(),
                                       {{"grpc_code", absl::StrCat(static_cast<int>(status.error_code()))}});
