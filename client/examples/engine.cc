@@ -70,6 +70,7 @@ int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   report.generation = weights->generation();
   report.attach_seconds = attach_seconds;
   example::ReadAll(views, &report);
+  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
   example::Print(report, flags.json);
   if (flags.hold_seconds > 0) example::Hold(flags.hold_seconds);
   if (weights->lease_lost()) fprintf(stderr, "the lease was lost: %s\n", weights->lease_status().ToString().c_str());

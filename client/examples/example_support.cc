@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -64,6 +65,8 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--hold_seconds", flags->hold_seconds, "Keep the weights mapped, after printing the line \"attached\"")
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--write_fault", flags->write_fault, "Write to a tensor, to see that it ends this process alone");
+  app.add_option("--dump_dir", flags->dump_dir, "Write each tensor's bytes to a file of its name in this folder")
+      ->check(CLI::ExistingDirectory);
   app.add_option("--loop", flags->loop, "Attach, read and release so many times")->check(CLI::PositiveNumber);
 }
 
@@ -82,6 +85,21 @@ void ReadAll(const std::vector<View>& views, Report* report) {
   report->checksum = Checksum(views);
   report->first_touch_seconds = touched - start;
   report->checksum_seconds = Now() - touched;
+}
+
+bool DumpAll(const std::vector<View>& views, const std::string& folder) {
+  for (const View& view : views) {
+    const std::string name(view.name);
+    const bool is_file_name = !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+    std::ofstream file;
+    if (is_file_name) file.open(folder + "/" + name, std::ios::binary | std::ios::trunc);
+    file.write(view.bytes.data(), static_cast<std::streamsize>(view.bytes.size()));
+    file.close();
+    if (is_file_name && file) continue;
+    fprintf(stderr, "cannot write tensor \"%s\" to a file in %s\n", name.c_str(), folder.c_str());
+    return false;
+  }
+  return true;
 }
 
 void Print(const Report& report, bool json) {

@@ -19,6 +19,7 @@ struct Flags {
   bool register_if_missing = false;
   bool json = false;
   bool write_fault = false;
+  std::string dump_dir;  // empty: none
   int hold_seconds = 0;
   int loop = 1;
 };
@@ -51,6 +52,10 @@ struct Report {
 
 // Reads every tensor: one byte of each page first, then all of it for the checksum. `views` must be sorted by name.
 void ReadAll(const std::vector<View>& views, Report* report);
+
+// Writes each tensor's bytes to a file of its name in `folder`, for others to compare. Returns whether all were
+// written, and says on stderr which was not. A name that would lie elsewhere is refused.
+bool DumpAll(const std::vector<View>& views, const std::string& folder);
 
 void Print(const Report& report, bool json);
 

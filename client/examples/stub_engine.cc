@@ -173,6 +173,7 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   report.fingerprint = attachment.header().fingerprint();
   report.generation = attachment.header().generation();
   example::ReadAll(views, &report);
+  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
   example::Print(report, flags.json);
   if (flags.hold_seconds > 0) example::Hold(flags.hold_seconds);
   return 0;
