@@ -139,6 +139,20 @@ TEST(Attach, TellsThatTheServiceDrainsWhileTheLeaseIsStillHeld) {
   EXPECT_FALSE(weights->lease_lost());
 }
 
+TEST(Attach, RemembersWhyTheServiceDrainedOnceTheLeaseIsLost) {
+  FakeService service;
+  service.on_export = [](ExportCall& call) {
+    call.Send();
+    call.SendEvent("unregistered by force");
+    return grpc::Status::OK;
+  };
+  const auto weights = Connect(service).Attach(Spec(), NoFallback());
+  ASSERT_TRUE(weights.ok());
+
+  EXPECT_TRUE(Eventually([&] { return weights->lease_lost(); }));
+  EXPECT_THAT(weights->lease_status().message(), HasSubstr("unregistered by force"));
+}
+
 TEST(Attach, TellsThatTheServiceDied) {
   FakeService service;
   service.on_export = [](ExportCall& call) {
