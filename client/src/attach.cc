@@ -110,6 +110,7 @@ absl::StatusOr<std::unique_ptr<WeightsState>> Export(const Connection& connectio
   Attachment first(connection, request, deadline);
   auto state = first.Run();
   if (!first.connection_broke()) return state;
+  connection.LeaveBrokenConnection();
   return Attachment(connection, request, deadline).Run();
 }
 

@@ -88,8 +88,17 @@ absl::Status Connection::Call(Deadline deadline,
     context.set_deadline(deadline);
     status = call(context);
     if (!IsTransportFailure(status)) break;
+    LeaveBrokenConnection();
   }
   return ToStatus(status);
+}
+
+void Connection::LeaveBrokenConnection() const {
+  // A call can fail before the channel has noticed that its connection is gone, and the next one would be put on the same
+  // dead connection.
+  constexpr std::chrono::milliseconds kTimeToNotice(200);
+  if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) return;
+  channel_->WaitForStateChange(GRPC_CHANNEL_READY, DeadlineIn(kTimeToNotice));
 }
 
 absl::Status Connection::ToStatus(const grpc::Status& status) const {
@@ -106,7 +115,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   if (!status.error_details().empty()) {
     absl::Status parsed = ParseRpcStatus(status.error_details());
-    if (!parsed.ok() && !GetErrorDetails(parsed).reason.empty()) return parsed;
+    const bool same_error = static_cast<int>(parsed.code()) == static_cast<int>(status.error_code());
+    if (same_error && !GetErrorDetails(parsed).reason.empty()) return parsed;
   }
   const absl::Status ours = MakeError(ReasonFor(status.error_code()), status.error_message(),
                                       {{"grpc_code", absl::StrCat(static_cast<int>(status.error_code()))}});

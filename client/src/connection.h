@@ -40,6 +40,9 @@ class Connection {
   // Makes a call, and once more if the connection broke under it.
   absl::Status Call(Deadline deadline, const std::function<grpc::Status(grpc::ClientContext&)>& call) const;
 
+  // To be called between a transport failure and the next try: waits a moment for the channel to notice.
+  void LeaveBrokenConnection() const;
+
   // What a call came back with, as one of our errors. SERVICE_UNAVAILABLE if it did not reach the service.
   absl::Status ToStatus(const grpc::Status& status) const;
 

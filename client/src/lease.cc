@@ -63,7 +63,8 @@ void Lease::Watch() {
   }
   const MutexLock lock(mutex_);
   lost_ = true;
-  status_ = WhyLost(stream_->end_status());
+  // A stream that ends well after the service has said that it drains ends for the reason given then.
+  if (status_.ok() || !stream_->end_status().ok()) status_ = WhyLost(stream_->end_status());
 }
 
 void Lease::TakeEvent(const RawMessage& message) {

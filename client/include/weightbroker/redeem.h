@@ -221,23 +221,24 @@ inline int ReceiveReply(const Call& call, int socket, size_t* fd_count) {
   return call.Fail(refused ? EACCES : EPROTO, "the service refused the ticket", message);
 }
 
-// Takes the descriptors out of a message: those that there is room for into `fds`, and closes the others.
+// Takes the descriptors out of a message: as many as there is room for into `fds`, and closes the others. Returns how
+// many there were.
 inline size_t TakeDescriptors(msghdr* message, int* fds, size_t capacity) {
-  size_t taken = 0;
+  size_t found = 0;
   for (cmsghdr* part = CMSG_FIRSTHDR(message); part != nullptr; part = CMSG_NXTHDR(message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < count; ++i, ++found) {
       int fd = -1;
       memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-      if (taken < capacity) {
-        fds[taken++] = fd;
+      if (found < capacity) {
+        fds[found] = fd;
       } else {
         close(fd);
       }
     }
   }
-  return taken;
+  return found;
 }
 
 // Receives one batch of exactly `wanted` descriptors. *taken says how many are open in `fds` then, also on failure.
@@ -262,13 +263,14 @@ inline int ReceiveBatch(const Call& call, int socket, int* fds, size_t wanted, s
       return call.FailByErrno(errno, "no descriptors");
     }
   }
-  *taken = TakeDescriptors(&message, fds, wanted);
+  const size_t found = TakeDescriptors(&message, fds, wanted);
+  *taken = found < wanted ? found : wanted;
   if (message.msg_flags & MSG_CTRUNC) {
     return call.Fail(EMFILE, "descriptors were lost",
                      "this process is at its limit of open files; raise RLIMIT_NOFILE (ulimit -n)");
   }
   if (count == 0) return call.Fail(ECONNRESET, "no descriptors", "the service closed the connection");
-  if (*taken != wanted || byte != kBatchByte) {
+  if (found != wanted || byte != kBatchByte) {
     return call.Fail(EPROTO, "malformed reply to the ticket",
                      "a batch has another number of descriptors than announced");
   }

@@ -44,6 +44,9 @@ WEIGHTBROKER_EXPORT int64_t DataTypeBytes(DataType dtype);
 // The dimensions of a tensor, outermost first; empty for a scalar. A view, as the tensor is.
 class Dimensions {
  public:
+  using value_type = int64_t;
+  using const_iterator = const int64_t*;
+
   Dimensions() = default;
   Dimensions(const int64_t* first, size_t count) : first_(first), count_(count) {}
 

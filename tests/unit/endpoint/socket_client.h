@@ -41,8 +41,8 @@ inline bool IsClosedWithin(const UniqueFd& fd, int timeout_ms) {
   }
 }
 
-// Runs `body` in a child as user and group `uid`, and gives its exit code (-1 if a signal ended it). Only in programs
-// that have no threads yet.
+// Runs `body` in a forked child as user and group `uid`, and gives its exit code (-1 if a signal ended it). `body` must
+// take no lock that a thread of the test may hold.
 inline int RunAsUser(uid_t uid, const std::function<int()>& body) {
   const pid_t child = fork();
   if (child == 0) {
