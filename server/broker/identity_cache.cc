@@ -10,11 +10,17 @@ namespace weightbroker {
 absl::StatusOr<std::shared_ptr<const CheckpointIdentity>> IdentityCache::Get(const std::string& folder) {
   const std::shared_ptr<Entry> entry = FindOrAdd(folder);
   MutexLock lock(entry->mutex);
-  if (entry->identity != nullptr && CheckUnchanged(stats_, *entry->identity).ok()) return entry->identity;
+  ASSIGN_OR_RETURN(const FileStat folder_stat, stats_.Stat(folder));
+  if (IsCurrent(*entry, folder_stat)) return entry->identity;
   entry->identity = nullptr;
   ASSIGN_OR_RETURN(CheckpointIdentity identity, ReadCheckpointIdentity(reader_, folder));
   entry->identity = std::make_shared<const CheckpointIdentity>(std::move(identity));
+  entry->folder_stat = folder_stat;  // of before the files were read
   return entry->identity;
+}
+
+bool IdentityCache::IsCurrent(const Entry& entry, const FileStat& folder_stat) const {
+  return entry.identity != nullptr && entry.folder_stat == folder_stat && CheckUnchanged(stats_, *entry.identity).ok();
 }
 
 std::shared_ptr<IdentityCache::Entry> IdentityCache::FindOrAdd(const std::string& folder) {

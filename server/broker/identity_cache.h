@@ -32,9 +32,11 @@ class IdentityCache {
   struct Entry {
     Mutex mutex;  // held while the folder is read
     std::shared_ptr<const CheckpointIdentity> identity ABSL_GUARDED_BY(mutex);
-    int64_t last_use = 0;  // guarded by the cache's mutex
+    FileStat folder_stat ABSL_GUARDED_BY(mutex);  // changes when a file comes or goes, which no file's own stat tells
+    int64_t last_use = 0;                         // guarded by the cache's mutex
   };
 
+  bool IsCurrent(const Entry& entry, const FileStat& folder_stat) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   std::shared_ptr<Entry> FindOrAdd(const std::string& folder);
 
   FileSystem& reader_;
