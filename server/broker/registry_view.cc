@@ -4,15 +4,10 @@
 
 #include "common/base/error.h"
 #include "server/broker/registry.h"
+#include "server/broker/timestamp.h"
 
 namespace weightbroker {
 namespace {
-
-void SetTimestamp(std::chrono::system_clock::time_point time, google::protobuf::Timestamp* timestamp) {
-  const int64_t nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-  timestamp->set_seconds(nanos / 1'000'000'000);
-  timestamp->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
-}
 
 std::string WithoutPrefix(const std::string& name, const std::string& prefix) {
   return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
