@@ -32,11 +32,11 @@ struct FdMapping {
 };
 
 struct SpawnOptions {
-  std::string path;                    // not looked up in PATH
-  std::vector<std::string> arguments;  // after argv[0], which is `path`
+  std::string path = {};                    // not looked up in PATH
+  std::vector<std::string> arguments = {};  // after argv[0], which is `path`
   // What the child gets besides stdin (/dev/null), stdout and stderr (ours), each of which may be mapped too. Child
   // numbers must differ from each other and be under 1,000.
-  std::vector<FdMapping> fds;
+  std::vector<FdMapping> fds = {};
 };
 
 // How a process ended.
