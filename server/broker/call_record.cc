@@ -33,14 +33,12 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer)
-    : context_(context),
-      method_(method),
-      start_(context.clock->SteadyNow()),
-      peer_(context.find_peer(grpc_peer)) {}
+    : context_(context), method_(method), start_(context.clock->SteadyNow()), peer_(context.find_peer(grpc_peer)) {}
 
 absl::Status CallRecord::CheckCaller() const {
   if (peer_.has_value()) return absl::OkStatus();
-  return MakeError(Reason::kAccessDenied, "the caller of this connection is not known; connect over the service's socket");
+  return MakeError(Reason::kAccessDenied,
+                   "the caller of this connection is not known; connect over the service's socket");
 }
 
 void CallRecord::ObserveDuration() {

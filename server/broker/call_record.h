@@ -3,16 +3,17 @@
 //   CallRecord record(context, RpcMethod::kHealth, grpc_context->peer());
 //   RETURN_IF_ERROR(record.CheckCaller());
 //   ...
-//   reactor->Finish(record.End(status));       // metrics, one log line if it was refused, and gRPC's form of the status
+//   reactor->Finish(record.End(status));       // metrics, one log line if it was refused, and gRPC's form of the
+//   status
 //
 // Not thread-safe.
 #pragma once
 
+#include <grpcpp/support/status.h>
+
 #include <chrono>
 #include <optional>
 #include <string>
-
-#include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
 #include "server/broker/metrics.h"
@@ -20,8 +21,8 @@
 
 namespace weightbroker {
 
-// gRPC's form of a status: code, message, and google.rpc.Status with the ErrorInfo as details. The message is cut so that
-// all of it stays under 4 KiB on the wire, where bytes that are not printable ASCII take three.
+// gRPC's form of a status: code, message, and google.rpc.Status with the ErrorInfo as details. The message is cut so
+// that all of it stays under 4 KiB on the wire, where bytes that are not printable ASCII take three.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 class CallRecord {

@@ -52,7 +52,8 @@ absl::Status ExportCall::StartExport() {
     case v1::ExportRequest::kFingerprint:
       return ExportByFingerprint();
     case v1::ExportRequest::kSpec:
-      return context_.workers->TrySubmit([self = Self()] { self->RunBySpec(); }) ? absl::OkStatus() : WorkersBusyError();
+      return context_.workers->TrySubmit([self = Self()] { self->RunBySpec(); }) ? absl::OkStatus()
+                                                                                 : WorkersBusyError();
     default:
       return MakeError(Reason::kInvalidArgument, "the request names no weight set: give a spec or a fingerprint",
                        {{"field", "target"}});
@@ -176,7 +177,8 @@ void ExportCall::Refuse(const absl::Status& status) {
   End(status);
 }
 
-// The registry has ended the lease, or wants it back: say so once the caller has all of the manifest, and give it back now.
+// The registry has ended the lease, or wants it back: say so once the caller has all of the manifest, and give it back
+// now.
 void ExportCall::OnLeaseEnded(const std::string& message) {
   {
     MutexLock lock(lease_mutex_);

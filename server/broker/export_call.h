@@ -2,11 +2,11 @@
 // were serialized when the shard was loaded, then events.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
+
 #include <memory>
 #include <optional>
 #include <string>
-
-#include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -51,8 +51,8 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
 
   Mutex lease_mutex_;
   Lease lease_ ABSL_GUARDED_BY(lease_mutex_);
-  bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;           // no lease is taken any more
-  bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;     // events may follow
+  bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // no lease is taken any more
+  bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;           // events may follow
   std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);  // why the lease ended before that
 };
 

@@ -1,5 +1,5 @@
-// What Health reports of the machine, read at most once a second: reading it means a handful of files in /proc and /sys and
-// a sweep over every connection, and Health is what load balancers and people call most.
+// What Health reports of the machine, read at most once a second: reading it means a handful of files in /proc and /sys
+// and a sweep over every connection, and Health is what load balancers and people call most.
 //
 // Thread-safe.
 #pragma once

@@ -1,5 +1,6 @@
-// The standard grpc.health.v1.Health, fed from the registry: the server ("") and the admin service are SERVING as long as
-// they are not shutting down; "weightbroker.v1.WeightBrokerService" is SERVING only when everything asked for is resident.
+// The standard grpc.health.v1.Health, fed from the registry: the server ("") and the admin service are SERVING as long
+// as they are not shutting down; "weightbroker.v1.WeightBrokerService" is SERVING only when everything asked for is
+// resident.
 //
 // Thread-safe.
 #pragma once

@@ -16,14 +16,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/strings.h"
+#include "server/endpoint/acceptor.h"
 
 namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
     "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
-constexpr std::string_view kConnectionReasons[] = {"access_denied", "handshake_timeout", "handshake_garbage",
-                                                   "too_many_handshakes", "ticket_invalid"};
+constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
+                                                   refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
+                                                   refusal::kTicketInvalid,    refusal::kReplyTimeout};
 constexpr std::string_view kReasonNames[] = {
 #define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
     WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_NAME)

@@ -129,6 +129,11 @@ absl::StatusOr<FileStat> RootedFileSystem::Stat(const std::string& path) {
   return base_.Stat(resolved);
 }
 
+absl::StatusOr<std::vector<std::string>> RootedFileSystem::ListFolder(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string resolved, RealPath(path));
+  return base_.ListFolder(resolved);
+}
+
 absl::StatusOr<std::string> RootedFileSystem::RealPath(const std::string& path) {
   ASSIGN_OR_RETURN(std::string resolved, base_.RealPath(path));
   RETURN_IF_ERROR(resolver_.CheckInside(resolved, path));

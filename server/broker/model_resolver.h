@@ -62,6 +62,7 @@ class RootedFileSystem : public FileSystem {
   absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, ReadMode mode) override;
   absl::StatusOr<FileStat> Stat(const std::string& path) override;
   absl::StatusOr<std::string> RealPath(const std::string& path) override;
+  absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) override;
 
  private:
   FileSystem& base_;

@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/identity/fingerprint.h"
-#include "common/memory/host_slab.h"
+#include "common/memory/host_memory.h"
 #include "server/broker/clock.h"
 #include "server/broker/shard.h"
 #include "weightbroker/v1/types.pb.h"
@@ -149,7 +149,7 @@ class Subscription {
 
 struct RegistryOptions {
   int64_t memory_limit_bytes = 0;  // for all sets together; 0 for no limit but the machine's
-  std::function<HostMemory()> host_memory = ReadHostMemory;
+  std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
   const Clock* clock = &RealClock();  // must outlive the registry
   size_t max_failed_sets = 32;        // older ones are forgotten
 };

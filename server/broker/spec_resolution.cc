@@ -13,8 +13,8 @@
 namespace weightbroker {
 namespace {
 
-// Of the differences, in the message and in the metadata; both are cut near 1,400 bytes when they are sent, and this one
-// says what has been left out.
+// Of the differences, in the message and in the metadata; both are cut near 1,400 bytes when they are sent, and this
+// one says what has been left out.
 constexpr size_t kMaxDifferenceBytes = 900;
 
 std::string Quoted(const std::string& value) { return value.empty() ? "absent" : absl::StrCat("\"", value, "\""); }
@@ -39,7 +39,8 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1
   return resolved;
 }
 
-std::optional<ClosestSet> FindClosest(const Registry& registry, const Fingerprint& requested, const std::string& model) {
+std::optional<ClosestSet> FindClosest(const Registry& registry, const Fingerprint& requested,
+                                      const std::string& model) {
   std::optional<ClosestSet> closest;
   for (const WeightSetRef& set : registry.FindByModel(model)) {
     auto differences = DiffFingerprints(requested, set->fingerprint());

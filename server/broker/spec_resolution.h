@@ -1,5 +1,5 @@
-// From the words of a request to the weight set that they mean: the spec completed, the folder found, its identity read, the
-// fingerprint computed; and, where that is not the one that is resident, what differs.
+// From the words of a request to the weight set that they mean: the spec completed, the folder found, its identity
+// read, the fingerprint computed; and, where that is not the one that is resident, what differs.
 //
 //   auto resolved = ResolveSpec(context, request.spec(), request.environment());      // blocks on files
 //   if (!resolved.ok()) return resolved.status();
@@ -40,8 +40,8 @@ struct ClosestSet {
 // Of the sets of `model` that are resident or being loaded, the one that differs from `requested` in the fewest fields.
 std::optional<ClosestSet> FindClosest(const Registry& registry, const Fingerprint& requested, const std::string& model);
 
-// FINGERPRINT_MISMATCH with every field that differs and both values, in the metadata and the message; where they are more
-// than fit, with the number left out. Counts each field.
+// FINGERPRINT_MISMATCH with every field that differs and both values, in the metadata and the message; where they are
+// more than fit, with the number left out. Counts each field.
 absl::Status MismatchError(Metrics& metrics, const std::string& requested_fingerprint, const ClosestSet& closest);
 
 }  // namespace weightbroker

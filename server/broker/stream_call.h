@@ -1,20 +1,21 @@
-// A server stream whose messages come from any thread and wait their turn: the part of a streaming call that is the same
-// for all. gRPC allows one write at a time and wants every call finished exactly once, cancelled or not; this keeps both.
+// A server stream whose messages come from any thread and wait their turn: the part of a streaming call that is the
+// same for all. gRPC allows one write at a time and wants every call finished exactly once, cancelled or not; this
+// keeps both.
 //
 //   auto call = std::make_shared<RegisterCall>(context, ...);
 //   call->Start();
 //   return call->Attach();                                     // gRPC holds it until the call is over
 //
-// Thread-safe. A subclass is kept alive by gRPC until OnDone and by whoever else holds a shared_ptr; after its end Send and
-// End do nothing. Callbacks that may outlive the call hold it weakly.
+// Thread-safe. A subclass is kept alive by gRPC until OnDone and by whoever else holds a shared_ptr; after its end Send
+// and End do nothing. Callbacks that may outlive the call hold it weakly.
 #pragma once
+
+#include <grpcpp/support/server_callback.h>
 
 #include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
-
-#include <grpcpp/support/server_callback.h>
 
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
@@ -42,7 +43,8 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
     Advance();
   }
 
-  // Sends `message` in place of those that have not gone out yet: for a caller that reads slowly only the latest counts.
+  // Sends `message` in place of those that have not gone out yet: for a caller that reads slowly only the latest
+  // counts.
   void SendLatest(Message message) {
     MutexLock lock(mutex_);
     if (end_.has_value()) return;

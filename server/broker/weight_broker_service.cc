@@ -25,8 +25,8 @@ grpc::ServerWriteReactor<v1::RegisterResponse>* WeightBrokerServiceImpl::Registe
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightBrokerServiceImpl::Export(grpc::CallbackServerContext* grpc_context,
                                                                             const grpc::ByteBuffer* request) {
-  const auto call = std::make_shared<ExportCall>(
-      context_, CallRecord(context_, RpcMethod::kExport, grpc_context->peer()), *request);
+  const auto call =
+      std::make_shared<ExportCall>(context_, CallRecord(context_, RpcMethod::kExport, grpc_context->peer()), *request);
   auto* const reactor = call->Attach();
   call->Start();
   return reactor;

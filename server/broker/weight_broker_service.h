@@ -11,10 +11,9 @@
 namespace weightbroker {
 
 // Export is raw, because its messages are serialized already; the others are typed. Reflection sees no difference.
-using WeightBrokerServiceBase =
-    v1::WeightBrokerService::WithCallbackMethod_Register<v1::WeightBrokerService::WithCallbackMethod_Fingerprint<
-        v1::WeightBrokerService::WithRawCallbackMethod_Export<
-            v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>;
+using WeightBrokerServiceBase = v1::WeightBrokerService::WithCallbackMethod_Register<
+    v1::WeightBrokerService::WithCallbackMethod_Fingerprint<v1::WeightBrokerService::WithRawCallbackMethod_Export<
+        v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>;
 
 class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
  public:
@@ -23,7 +22,8 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
 
   grpc::ServerWriteReactor<v1::RegisterResponse>* Register(grpc::CallbackServerContext* grpc_context,
                                                            const v1::RegisterRequest* request) override;
-  grpc::ServerUnaryReactor* Fingerprint(grpc::CallbackServerContext* grpc_context, const v1::FingerprintRequest* request,
+  grpc::ServerUnaryReactor* Fingerprint(grpc::CallbackServerContext* grpc_context,
+                                        const v1::FingerprintRequest* request,
                                         v1::FingerprintResponse* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Export(grpc::CallbackServerContext* grpc_context,
                                                      const grpc::ByteBuffer* request) override;
