@@ -7,10 +7,12 @@
 // Thread-safe: a File may be read from several threads at once.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,8 +44,8 @@ class File {
  public:
   virtual ~File() = default;
 
-  // Reads up to `buffer.size()` bytes from `offset_bytes`; 0 means end of file. Short reads are legal. SYSTEM_ERROR with
-  // the path and the errno otherwise.
+  // Reads up to `buffer.size()` bytes from `offset_bytes`; 0 means end of file. Short reads are legal. SYSTEM_ERROR
+  // with the path and the errno otherwise.
   virtual absl::StatusOr<int64_t> ReadAt(int64_t offset_bytes, std::span<std::byte> buffer) = 0;
 
   virtual absl::StatusOr<FileStat> Stat() = 0;
@@ -58,8 +60,9 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // Opens for reading. CHECKPOINT_UNREADABLE with the path and the errno; for kDirect also where the file system refuses
-  // it (errno=EINVAL), and the caller falls back to kBuffered.
+  // Opens a regular file for reading. CHECKPOINT_UNREADABLE with the path and the errno; for kDirect also where the
+  // file system refuses it (errno=EINVAL), and the caller falls back to kBuffered. Never waits: a FIFO, a device or a
+  // folder is CHECKPOINT_UNREADABLE too.
   virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, ReadMode mode) = 0;
 
   // Follows symbolic links. MODEL_NOT_FOUND if there is no such file, CHECKPOINT_UNREADABLE otherwise.
@@ -67,6 +70,9 @@ class FileSystem {
 
   // Resolves every symbolic link. Fails as Stat does.
   virtual absl::StatusOr<std::string> RealPath(const std::string& path) = 0;
+
+  // The names in a folder, sorted, without "." and "..". Fails as Stat does.
+  virtual absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) = 0;
 
   // Reads a whole small file, at most `limit_bytes`; CHECKPOINT_TOO_LARGE above.
   absl::StatusOr<std::string> ReadSmallFile(const std::string& path, int64_t limit_bytes);

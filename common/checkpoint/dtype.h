@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <string>
 #include <string_view>
 
 #include "weightbroker/v1/types.pb.h"
@@ -21,5 +21,9 @@ const DtypeInfo* FindDtype(std::string_view name);
 
 // The row for a type that can be served; never nullptr for a valid one.
 const DtypeInfo* FindDtype(v1::DataType dtype);
+
+// The names of all rows, or of those that can be served, separated by ", ", for messages.
+enum class DtypeUse { kAny, kServable };
+std::string DtypeNames(DtypeUse use);
 
 }  // namespace weightbroker

@@ -4,8 +4,10 @@
 //   auto header = ReadSafetensorsHeader(*file, "model.safetensors");
 //   if (!header.ok()) return header.status();      // names file, tensor, expected and found
 //
-// It refuses everything that the reference reader refuses, and duplicate keys at any level, NUL in names, and more than
-// kMaxRank dimensions. Bounded in time and memory by the header's size. Thread-safe: all functions are pure.
+// It refuses everything that the reference reader refuses, and some of what that lets pass: docs/checkpoint-rules.md
+// has the list. What is plainly another kind of file (a Git LFS pointer, an HTML page, a pickle) is said to be that,
+// with CHECKPOINT_NOT_SAFETENSORS. Bounded in time and memory by the header's size. Thread-safe: all functions are
+// pure.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +36,7 @@ struct SafetensorsTensor {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsTensor> tensors;       // sorted by begin_bytes, then name
+  std::vector<SafetensorsTensor> tensors;       // sorted by begin_bytes, then end_bytes, then name
   std::map<std::string, std::string> metadata;  // __metadata__
   int64_t data_offset_bytes = 0;                // where the data starts in the file: 8 + header length
   int64_t data_size_bytes = 0;
