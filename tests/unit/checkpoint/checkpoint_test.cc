@@ -229,8 +229,9 @@ TEST_F(CheckpointTest, RefusesSizesThatAddUpPastWhatCanBeCounted) {
   for (int i = 0; i < 9; ++i) {
     const std::string tensor = absl::StrCat("t", i);
     const std::string shard = absl::StrCat("s", i, ".safetensors");
-    const std::string bytes = RawSafetensors(
-        absl::StrCat("{\"", tensor, R"(":{"dtype":"U8","shape":[)", kHuge, R"(],"data_offsets":[0,)", kHuge, "]}}", std::string(500, \' \')));
+    const std::string bytes =
+        RawSafetensors(absl::StrCat("{\"", tensor, R"(":{"dtype":"U8","shape":[)", kHuge, R"(],"data_offsets":[0,)",
+                                    kHuge, "]}}", std::string(500, ' ')));
     builder.File(shard, bytes).IndexEntry(tensor, shard);
     files_.PretendSize(shard, static_cast<int64_t>(bytes.size()) + kHuge);
   }
