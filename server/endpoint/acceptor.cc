@@ -22,6 +22,7 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "server/endpoint/handshake.h"
+#include "server/endpoint/http2_refusal.h"
 #include "server/endpoint/reply.h"
 
 namespace weightbroker {
@@ -32,18 +33,25 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPauseAfterAcceptFailure{50};  // nothing tells when descriptors are free again
 constexpr milliseconds kFdsInFlightRetry{5};
-constexpr int kAcceptsPerRound = 64;  // then the connections that are waiting get their turn
+constexpr int64_t kMostReadOfTheRefused = 64 * 1024;  // what a client says before and after its first call is far less
+constexpr int kAcceptsPerRound = 64;                  // then the connections that are waiting get their turn
 constexpr uint64_t kListenId = 0;
 constexpr uint64_t kStopId = 1;
 constexpr uint64_t kFirstConnectionId = 2;
 
+// A connection that has not been handed over:
+//   handshake -> reply -> closed                       a ticket
+//   handshake -> refusal -> reply -> lingering         HTTP/2 of somebody who may not come in
 struct Connection {
   UniqueFd fd;
   Peer peer;
   absl::Status access;  // not ok: gets a refusal in whatever language it speaks
   Clock::time_point deadline;
-  std::optional<Reply> reply;  // once it is known what to say
-  bool watched = false;        // by epoll
+  bool watched = false;  // by epoll
+  std::optional<Http2Refusal> refusal = {};
+  int64_t refusal_bytes = 0;        // read of it
+  std::optional<Reply> reply = {};  // once it is known what to say
+  bool lingering = false;           // all has been said; the other side is to close
 };
 
 // Accept fails for want of something that may come back.
@@ -157,7 +165,7 @@ class Acceptor::Loop {
     const auto peer = ReadPeer(fd.get());
     if (!peer.ok()) return;
     const auto groups = ReadPeerGroups(fd.get());
-    Connection connection{.fd = std::move(fd), .peer = *peer, .access = absl::OkStatus(), .deadline = {}, .reply = {}};
+    Connection connection{.fd = std::move(fd), .peer = *peer, .access = absl::OkStatus(), .deadline = {}};
     connection.access = CheckAccess(options_.access, *peer, groups.ok() ? *groups : std::vector<gid_t>());
     if (!connection.access.ok()) Refused(refusal::kAccessDenied, *peer);
     if (static_cast<int>(connections_.size()) >= options_.max_pending_handshakes) DropOldest();
@@ -169,11 +177,11 @@ class Acceptor::Loop {
   void OnEvent(uint64_t id, uint32_t events) {
     const auto it = connections_.find(id);
     if (it == connections_.end()) return;  // dropped by what came before in the same round
-    if (it->second.reply.has_value()) {
-      Advance(it);
-    } else if (OnReadable(it) && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-      OnClosedEarly(connections_.find(id));
-    }
+    if (it->second.lingering) return Linger(it);
+    if (it->second.reply.has_value()) return Advance(it);
+    if (it->second.refusal.has_value()) return ReadForRefusal(it);
+    const bool closed = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    if (OnReadable(it) && closed) OnClosedEarly(it);
   }
 
   // Looks at what has arrived. True if that was not enough to know what to do.
@@ -225,9 +233,39 @@ class Acceptor::Loop {
   }
 
   void OnHttp2(Connections::iterator it) {
-    if (!it->second.access.ok()) return StartReply(it, Reply::Http2Refusal(it->second.access));
+    if (!it->second.access.ok()) return StartRefusal(it);
     Connection connection = Take(it);
     options_.serve_http2(std::move(connection.fd), connection.peer);
+  }
+
+  // The greeting always fits into a socket that nothing has been written to.
+  void StartRefusal(Connections::iterator it) {
+    const std::string greeting = Http2Refusal::Greeting();
+    [[maybe_unused]] const ssize_t sent =
+        send(it->second.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    it->second.refusal.emplace();
+    ReadForRefusal(it);
+  }
+
+  void ReadForRefusal(Connections::iterator it) {
+    Connection& connection = it->second;
+    char bytes[4096];
+    while (!connection.refusal->stream().has_value()) {
+      const ssize_t count = ReadOfTheRefused(&connection, bytes, sizeof(bytes));
+      if (count < 0) return WatchForMore(it);
+      if (count == 0) return Drop(it);
+      connection.refusal->Read({bytes, static_cast<size_t>(count)});
+    }
+    StartReply(it, Reply::WithBytes(connection.refusal->Answer(connection.access)));
+  }
+
+  // 0 when there is no more to read, -1 when there is no more yet. Of whoever sends without end, enough has been read.
+  static ssize_t ReadOfTheRefused(Connection* connection, char* bytes, size_t size) {
+    if (connection->refusal_bytes > kMostReadOfTheRefused) return 0;
+    const ssize_t count = recv(connection->fd.get(), bytes, size, MSG_DONTWAIT);
+    if (count < 0) return errno == EAGAIN ? -1 : 0;
+    connection->refusal_bytes += count;
+    return count;
   }
 
   void OnTicket(Connections::iterator it, const Handshake& handshake) {
@@ -268,13 +306,22 @@ class Acceptor::Loop {
     }
   }
 
-  // What was sent can still be read after the socket is closed, unless something was left unread on this side: then the
-  // other side may get ECONNRESET before it has read.
+  // What was sent can still be read after the socket is closed. An HTTP/2 client, though, still writes, and would find
+  // the connection broken before it has read why: it is left to close it, which it does after a GOAWAY.
   void FinishReply(Connections::iterator it) {
+    if (!it->second.refusal.has_value()) return Drop(it);
+    it->second.lingering = true;
+    WatchForMore(it);
+    Linger(it);
+  }
+
+  void Linger(Connections::iterator it) {
     char unread[4096];
-    while (recv(it->second.fd.get(), unread, sizeof(unread), MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(unread))) {
-    }
-    Drop(it);
+    ssize_t count = 0;
+    do {
+      count = ReadOfTheRefused(&it->second, unread, sizeof(unread));
+    } while (count > 0);
+    if (count == 0) Drop(it);
   }
 
   void SetDeadline(Connections::iterator it) {
@@ -286,7 +333,11 @@ class Acceptor::Loop {
   void DropLate(Clock::time_point now) {
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
       const auto it = connections_.find(deadlines_.begin()->second);
-      Refused(it->second.reply.has_value() ? refusal::kReplyTimeout : refusal::kHandshakeTimeout, it->second.peer);
+      const Connection& connection = it->second;
+      const bool counted = !connection.access.ok();  // as access_denied
+      if (!counted) {
+        Refused(connection.reply.has_value() ? refusal::kReplyTimeout : refusal::kHandshakeTimeout, connection.peer);
+      }
       Drop(it);
     }
   }

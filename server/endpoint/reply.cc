@@ -35,21 +35,6 @@ std::string CutMessage(const absl::Status& error) {
   return std::string(error.message()).substr(0, protocol::kMaxMessageBytes);
 }
 
-// A frame of HTTP/2 (RFC 9113, section 4.1) on stream 0.
-std::string Http2Frame(unsigned char type, const std::string& payload) {
-  const size_t size = payload.size();
-  const unsigned char header[9] = {static_cast<unsigned char>(size >> 16),
-                                   static_cast<unsigned char>(size >> 8),
-                                   static_cast<unsigned char>(size),
-                                   type,
-                                   /*flags=*/0,
-                                   0,
-                                   0,
-                                   0,
-                                   0};
-  return std::string(reinterpret_cast<const char*>(header), sizeof(header)) + payload;
-}
-
 Reply::Progress ProgressAfterErrno(int error_number) {
   if (error_number == EAGAIN) return Reply::Progress::kBlocked;
   if (error_number == ETOOMANYREFS) return Reply::Progress::kFdsInFlight;
@@ -71,13 +56,9 @@ Reply Reply::TicketRefusal(const absl::Status& error) {
   return reply;
 }
 
-Reply Reply::Http2Refusal(const absl::Status& error) {
-  constexpr unsigned char kSettings = 4;
-  constexpr unsigned char kGoaway = 7;
-  constexpr char kLastStreamAndInadequateSecurity[] = {0, 0, 0, 0, 0, 0, 0, 0x0C};
+Reply Reply::WithBytes(std::string bytes) {
   Reply reply;
-  reply.bytes_ = Http2Frame(kSettings, "") +
-                 Http2Frame(kGoaway, std::string(kLastStreamAndInadequateSecurity, 8) + CutMessage(error));
+  reply.bytes_ = std::move(bytes);
   return reply;
 }
 
@@ -94,7 +75,7 @@ Reply::Progress Reply::Advance(int socket) {
 Reply::Progress Reply::SendBytes(int socket) {
   const ssize_t count =
       send(socket, bytes_.data() + bytes_sent_, bytes_.size() - bytes_sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (count < 0) return errno == EINTR ? Progress::kSent : ProgressAfterErrno(errno);
+  if (count < 0) return ProgressAfterErrno(errno);
   bytes_sent_ += static_cast<size_t>(count);
   return Progress::kSent;
 }
@@ -119,7 +100,7 @@ Reply::Progress Reply::SendBatch(int socket) {
     memcpy(CMSG_DATA(rights) + i * sizeof(int), &fd, sizeof(int));
   }
   if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    return errno == EINTR ? Progress::kSent : ProgressAfterErrno(errno);
+    return ProgressAfterErrno(errno);
   }
   fds_sent_ += count;
   return Progress::kSent;

@@ -19,9 +19,8 @@ class Reply {
   static Reply WithFds(SharedFds fds);
   // A refusal in the ticket protocol, with the error's message.
   static Reply TicketRefusal(const absl::Status& error);
-  // A refusal that an HTTP/2 client understands (SETTINGS, then GOAWAY with the error's message), which a gRPC client
-  // shows in its UNAVAILABLE.
-  static Reply Http2Refusal(const absl::Status& error);
+  // These bytes and no descriptors.
+  static Reply WithBytes(std::string bytes);
 
   enum class Progress {
     kSent,         // all of it

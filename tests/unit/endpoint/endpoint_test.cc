@@ -25,6 +25,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using ::weightbroker::testing::Connect;
 using ::weightbroker::testing::IsOk;
 using ::weightbroker::testing::kNobody;
@@ -151,7 +152,10 @@ TEST_F(EndpointTest, TellsAUserWhoIsNotAllowedWhyInTheirGrpcError) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   Start({.allowed_uids = {1234}, .allowed_gids = {}});
 
-  EXPECT_THAT(CallFromAnotherProcess(kNobody), HasSubstr("user 65534 (group 65534) may not use this service"));
+  const std::string refused = CallFromAnotherProcess(kNobody);
+  EXPECT_THAT(refused, StartsWith("7 user 65534 (group 65534) may not use this service"));
+  EXPECT_THAT(refused, HasSubstr("reason ACCESS_DENIED uid 65534"));
+  EXPECT_EQ(endpoint_->peers().CountOpen(), 0) << "gRPC never saw it";
 }
 
 TEST_F(EndpointTest, CarriesGrpcAndDescriptorsOnOneSocket) {
@@ -233,7 +237,10 @@ int CallAndPrint(const std::string& path, uid_t uid) {
   if (status.ok()) {
     printf("ok pid %ld uid %d", static_cast<long>(response.process_id()), response.lease_count());
   } else {
-    printf("%d %s", static_cast<int>(status.error_code()), status.error_message().c_str());
+    const ErrorDetails details = GetErrorDetails(ParseRpcStatus(status.error_details()));
+    const auto named = details.metadata.find("uid");
+    printf("%d %s reason %s uid %s", static_cast<int>(status.error_code()), status.error_message().c_str(),
+           details.reason.c_str(), named == details.metadata.end() ? "" : named->second.c_str());
   }
   fflush(stdout);
   return 0;
