@@ -73,7 +73,7 @@ class StrictHandler : public nlohmann::json_sax<Json> {
     if (const size_t bracket = text.find("] "); text[0] == '[' && bracket != std::string::npos) {
       text = text.substr(bracket + 2);
     }
-    if (const size_t raw = text.find(" '"); raw != std::string::npos) text = text.substr(0, raw);
+    if (const size_t raw = text.find("overflow parsing '"); raw != std::string::npos) text = text.substr(0, raw + 8);
     return text;
   }
 

@@ -70,8 +70,8 @@ Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment
   Fingerprint fingerprint;
   auto& components = fingerprint.components;
   components = device_facts;
-  components["fingerprint.version"] = kFingerprintVersion;
-  components["layout.revision"] = kLayoutRevision;
+  components["fingerprint.version"] = std::string(kFingerprintVersion);
+  components["layout.revision"] = std::string(kLayoutRevision);
   components["spec.tensor_parallel_size"] = absl::StrCat(spec.tensor_parallel_size());
   components["spec.quantization"] = spec.quantization();
   components["spec.dtype"] = spec.dtype();

@@ -49,6 +49,7 @@ struct Broker::Parts {
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
+               .max_concurrent_loads = options.max_concurrent_loads,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         context(MakeContext()),

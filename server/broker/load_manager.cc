@@ -76,10 +76,12 @@ absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {
   const bool joins = known != nullptr && options_.registry->View(known).state != v1::WEIGHT_SET_STATE_FAILED;
   MutexLock lock(mutex_);
   if (shut_down_) return ShuttingDown();
-  if (joins || static_cast<int>(running_.size()) < options_.max_loads) return absl::OkStatus();
-  return MakeError(Reason::kTooManyRequests,
-                   absl::StrCat(running_.size(), " loads are under way, the most that there may be: try again later"),
-                   {{"limit", absl::StrCat(options_.max_loads)}});
+  const int limit = options_.max_concurrent_loads + options_.max_waiting_loads;
+  if (joins || static_cast<int>(running_.size()) < limit) return absl::OkStatus();
+  return MakeError(
+      Reason::kTooManyRequests,
+      absl::StrCat(running_.size(), " loads are under way or wait, the most that there may be: try again later"),
+      {{"limit", absl::StrCat(limit)}});
 }
 
 absl::Status LoadManager::Start(const RunningRef& running) {
@@ -95,22 +97,36 @@ absl::Status LoadManager::Start(const RunningRef& running) {
 }
 
 void LoadManager::Follow(const RunningRef& running) {
-  const absl::Status result = RunLoader(running);
+  absl::Status result = WaitForTurn(running);
+  if (result.ok()) result = RunLoader(running);
   if (!result.ok()) options_.registry->Fail(running->set, result);
   LogEnd(*options_.registry, running->set, result);
   if (options_.on_finished) options_.on_finished(running->set, result);
   MutexLock lock(mutex_);
   running->finished = true;
-  finished_.NotifyAll();
+  if (running->loading) --loading_;
+  changed_.NotifyAll();
+}
+
+absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      RETURN_IF_ERROR(running->cancelled);
+      if (loading_ < options_.max_concurrent_loads) {
+        ++loading_;
+        running->loading = true;
+        return absl::OkStatus();
+      }
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + options_.heartbeat);
+    }
+    options_.registry->ReportAlive(running->set);
+  }
 }
 
 // Spawns from the load's own thread, which lives as long as the loader: a child that asks to die with its parent dies
 // with the thread that started it.
 absl::Status LoadManager::RunLoader(const RunningRef& running) {
-  {
-    MutexLock lock(mutex_);
-    RETURN_IF_ERROR(running->cancelled);
-  }
   ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
   const auto session =
       std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader), options_.heartbeat);
@@ -127,6 +143,7 @@ absl::Status LoadManager::RunLoader(const RunningRef& running) {
 
 void LoadManager::RequestCancel(const RunningRef& running, const absl::Status& cause) {
   if (running->cancelled.ok()) running->cancelled = cause;
+  changed_.NotifyAll();
   if (running->session != nullptr) running->session->Cancel(cause);
 }
 
@@ -138,7 +155,7 @@ void LoadManager::Cancel(const WeightSetRef& set, const absl::Status& cause) {
     if (it == running_.end()) return;
     const RunningRef running = *it;
     RequestCancel(running, cause);
-    while (!running->finished) finished_.Wait(mutex_);
+    while (!running->finished) changed_.Wait(mutex_);
   }
   JoinFinished();
 }
@@ -150,7 +167,7 @@ void LoadManager::Shutdown() {
     for (const RunningRef& running : running_) RequestCancel(running, ShuttingDown());
     while (
         !std::all_of(running_.begin(), running_.end(), [](const RunningRef& running) { return running->finished; })) {
-      finished_.Wait(mutex_);
+      changed_.Wait(mutex_);
     }
   }
   JoinFinished();

@@ -30,7 +30,8 @@ struct LoadManagerOptions {
   std::shared_ptr<Registry> registry;
   LoaderSpawner* spawner = nullptr;  // must outlive the manager
   int reader_threads = 0;            // of each loader; 0 lets it choose
-  int max_loads = 16;                // under way at once
+  int max_concurrent_loads = 2;      // loaders at once; further loads wait, in ALLOCATING
+  int max_waiting_loads = 64;        // beyond that they are refused
   std::chrono::milliseconds heartbeat{250};
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished;
@@ -59,6 +60,7 @@ class LoadManager {
     internal::v1::LoadRequest request;
     absl::Status cancelled;                // before there was a session
     std::shared_ptr<LoadSession> session;  // while the loader runs
+    bool loading = false;                  // counted in loading_
     bool finished = false;
     std::thread thread;
   };
@@ -67,6 +69,7 @@ class LoadManager {
   absl::Status CheckRoom(const std::string& fingerprint);
   absl::Status Start(const RunningRef& running);
   void Follow(const RunningRef& running);
+  absl::Status WaitForTurn(const RunningRef& running);
   absl::Status RunLoader(const RunningRef& running);
   void RequestCancel(const RunningRef& running, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void JoinFinished();
@@ -74,8 +77,9 @@ class LoadManager {
   const LoadManagerOptions options_;
 
   Mutex mutex_;
-  CondVar finished_;
+  CondVar changed_;                                        // a load has finished, or has been cancelled
   std::list<RunningRef> running_ ABSL_GUARDED_BY(mutex_);  // the fields of each, too
+  int loading_ ABSL_GUARDED_BY(mutex_) = 0;
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

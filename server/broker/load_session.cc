@@ -1,6 +1,5 @@
 #include "server/broker/load_session.h"
 
-#include <openssl/sha.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
 
 namespace weightbroker {
@@ -38,13 +38,6 @@ absl::StatusOr<std::string> ReadAll(int fd, int64_t size_bytes) {
   return bytes;
 }
 
-std::string Sha256(const std::string& bytes) {
-  std::string hash(SHA256_DIGEST_LENGTH, '\0');
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
-         reinterpret_cast<unsigned char*>(hash.data()));
-  return hash;
-}
-
 // Checks the slabs against what the kernel says of their descriptors, and adds up their sizes.
 absl::StatusOr<int64_t> CheckSlabs(const internal::v1::LoadSealed& sealed, const std::vector<UniqueFd>& fds) {
   int64_t total_bytes = 0;
@@ -65,7 +58,7 @@ absl::StatusOr<std::shared_ptr<const Manifest>> ReadManifest(const internal::v1:
                                  kMaxManifestBytes, " are taken"));
   }
   ASSIGN_OR_RETURN(std::string bytes, ReadAll(fd, sealed.manifest_bytes()));
-  if (Sha256(bytes) != sealed.manifest_sha256())
+  if (Sha256Bytes(bytes) != sealed.manifest_sha256())
     return Distrust("handed over a manifest with another SHA-256 than it said");
   return Manifest::Create(std::move(bytes), {sealed.slabs().begin(), sealed.slabs().end()}, sealed.tensor_count());
 }

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/socket_path.h"
 #include "common/base/unique_fd.h"
@@ -32,6 +33,9 @@ struct ListenerOptions {
   // may connect and the lock file is 0600.
   bool create_folder = false;
 };
+
+// SOCKET_PATH_INVALID for an empty, relative, abstract or over-long path.
+absl::Status CheckSocketPath(const std::string& path);
 
 class Listener {
  public:

@@ -1,0 +1,76 @@
+#include "tests/support/faulty_file_system.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker::testing {
+
+class FaultyFile : public File {
+ public:
+  FaultyFile(FaultyFileSystem& owner, std::unique_ptr<File> real) : owner_(owner), real_(std::move(real)) {}
+
+  absl::StatusOr<int64_t> ReadAt(int64_t offset_bytes, std::span<std::byte> buffer) override {
+    if (!owner_.OnRead(path())) return SystemError(absl::StrCat("read ", path()), EIO);
+    const auto limit = static_cast<uint64_t>(owner_.max_read_bytes_);
+    return real_->ReadAt(offset_bytes, buffer.first(std::min<uint64_t>(buffer.size(), limit)));
+  }
+  absl::StatusOr<FileStat> Stat() override {
+    ASSIGN_OR_RETURN(FileStat stat, real_->Stat());
+    for (const auto& [path_end, size_bytes] : owner_.sizes_) {
+      if (absl::EndsWith(path(), path_end)) stat.size_bytes = size_bytes;
+    }
+    return stat;
+  }
+  const std::string& path() const override { return real_->path(); }
+
+ private:
+  FaultyFileSystem& owner_;
+  const std::unique_ptr<File> real_;
+};
+
+void FaultyFileSystem::FailRead(const std::string& path_end, int64_t nth_read) {
+  events_.push_back({path_end, nth_read, nullptr, false});
+}
+
+void FaultyFileSystem::BeforeRead(const std::string& path_end, int64_t nth_read, std::function<void()> change) {
+  events_.push_back({path_end, nth_read, std::move(change), false});
+}
+
+int64_t FaultyFileSystem::reads() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t sum = 0;
+  for (const auto& [path, count] : read_counts_) sum += count;
+  return sum;
+}
+
+bool FaultyFileSystem::OnRead(const std::string& path) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t count = ++read_counts_[path];
+  for (Event& event : events_) {
+    if (event.done || event.nth_read != count || !absl::EndsWith(path, event.path_end)) continue;
+    event.done = true;
+    if (!event.change) return false;
+    event.change();
+  }
+  return true;
+}
+
+absl::StatusOr<std::unique_ptr<File>> FaultyFileSystem::Open(const std::string& path, ReadMode mode) {
+  const auto refuse = [&](const char* name) {
+    return MakeError(Reason::kCheckpointUnreadable, absl::StrCat(path, ": cannot be read: ", name),
+                     {{"file", path}, {"errno", name}});
+  };
+  if (refuses_direct_ && mode == ReadMode::kDirect) return refuse("EINVAL");
+  const auto ends_with = [&](const std::string& end) { return absl::EndsWith(path, end); };
+  if (std::any_of(unopenable_.begin(), unopenable_.end(), ends_with)) return refuse("EACCES");
+  ASSIGN_OR_RETURN(auto file, real_.Open(path, mode));
+  return std::make_unique<FaultyFile>(*this, std::move(file));
+}
+
+}  // namespace weightbroker::testing
