@@ -59,8 +59,10 @@ namespace weightbroker {
   X(kTicketInvalid, "TICKET_INVALID", kPermissionDenied)                     \
   X(kTooManyRequests, "TOO_MANY_REQUESTS", kResourceExhausted)               \
   X(kDraining, "DRAINING", kUnavailable)                                     \
+  X(kServiceUnknown, "SERVICE_UNKNOWN", kNotFound)                           \
   X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
   X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
+  X(kModeOff, "MODE_OFF", kUnavailable)                                      \
   /* integrity, and the rest */                                              \
   X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \
   X(kProtocolError, "PROTOCOL_ERROR", kInternal)                             \

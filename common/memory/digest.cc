@@ -1,1 +1,189 @@
 #include "common/memory/digest.h"
+
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace weightbroker {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "wbd1 reads little-endian words");
+
+// Odd, so that the keys of 2^64 successive words all differ, in their low halves of 2^32 successive words.
+constexpr uint64_t kKeySteps[2] = {0x9E3779B97F4A7C15, 0xD1B54A32D192ED03};
+
+using Lanes = std::array<uint64_t, 2>;
+
+constexpr uint64_t Key(int lane, uint64_t word_index) { return (word_index + 1) * kKeySteps[lane]; }
+
+constexpr uint64_t HalvesMultiplied(uint64_t x) { return (x & 0xFFFFFFFF) * (x >> 32); }
+
+// Without it, changes in several words cancel, because the keys are an arithmetic progression: words A B B A and B A A
+// B had the same digest for 393 of 384,000 choices of A and B one bit apart, and none has with it.
+constexpr uint64_t Folded(uint64_t x) { return x ^ (x >> 32); }
+
+// The product depends on the position. The word itself, added plainly in one lane and with its halves exchanged in the
+// other, makes every single flipped bit certain to change at least one lane: see docs/manifest-format.md.
+inline void AddWord(uint64_t word, uint64_t word_index, Lanes& lanes) {
+  lanes[0] += Folded(HalvesMultiplied(word ^ Key(0, word_index)) + word);
+  lanes[1] += Folded(HalvesMultiplied(word ^ Key(1, word_index)) + std::rotl(word, 32));
+}
+
+template <bool kCopy>
+void AddWordsPortably(uint64_t first_word, const std::byte* source, size_t words, std::byte* destination,
+                      Lanes& lanes) {
+  Lanes sum = lanes;
+  for (size_t i = 0; i < words; ++i) {
+    uint64_t word;
+    std::memcpy(&word, source + i * sizeof(word), sizeof(word));
+    if constexpr (kCopy) std::memcpy(destination + i * sizeof(word), &word, sizeof(word));
+    AddWord(word, first_word + i, sum);
+  }
+  lanes = sum;
+}
+
+#if defined(__x86_64__)
+
+// What four words add to one lane; `summand` is the word itself or with its halves exchanged.
+__attribute__((target("avx2"))) inline __m256i FourTerms(__m256i words, __m256i keys, __m256i summand) {
+  const __m256i x = _mm256_xor_si256(words, keys);
+  const __m256i sum = _mm256_add_epi64(_mm256_mul_epu32(x, _mm256_srli_epi64(x, 32)), summand);
+  return _mm256_xor_si256(sum, _mm256_srli_epi64(sum, 32));
+}
+
+__attribute__((target("avx2"))) inline uint64_t SumOfFour(__m256i lanes) {
+  alignas(32) uint64_t parts[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(parts), lanes);
+  return parts[0] + parts[1] + parts[2] + parts[3];
+}
+
+__attribute__((target("avx2"))) inline __m256i FourKeys(int lane, uint64_t first_word) {
+  const auto key = [&](uint64_t i) { return static_cast<long long>(Key(lane, first_word + i)); };
+  return _mm256_set_epi64x(key(3), key(2), key(1), key(0));
+}
+
+template <bool kCopy>
+__attribute__((target("avx2"))) void AddWordsWithAvx2(uint64_t first_word, const std::byte* source, size_t words,
+                                                      std::byte* destination, Lanes& lanes) {
+  constexpr size_t kStride = 8;  // two vectors: one alone waits for its own multiplications
+  const __m256i step0 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeySteps[0]));
+  const __m256i step1 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeySteps[1]));
+  __m256i keys0[2] = {FourKeys(0, first_word), FourKeys(0, first_word + 4)};
+  __m256i keys1[2] = {FourKeys(1, first_word), FourKeys(1, first_word + 4)};
+  __m256i sums0[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  __m256i sums1[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  size_t i = 0;
+  for (; i + kStride <= words; i += kStride) {
+    for (size_t v = 0; v < 2; ++v) {
+      const std::byte* const from = source + (i + 4 * v) * sizeof(uint64_t);
+      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      if constexpr (kCopy) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(destination + (i + 4 * v) * sizeof(uint64_t)), w);
+      }
+      sums0[v] = _mm256_add_epi64(sums0[v], FourTerms(w, keys0[v], w));
+      const __m256i exchanged = _mm256_shuffle_epi32(w, _MM_SHUFFLE(2, 3, 0, 1));
+      sums1[v] = _mm256_add_epi64(sums1[v], FourTerms(w, keys1[v], exchanged));
+      keys0[v] = _mm256_add_epi64(keys0[v], step0);
+      keys1[v] = _mm256_add_epi64(keys1[v], step1);
+    }
+  }
+  lanes[0] += SumOfFour(_mm256_add_epi64(sums0[0], sums0[1]));
+  lanes[1] += SumOfFour(_mm256_add_epi64(sums1[0], sums1[1]));
+  const size_t done_bytes = i * sizeof(uint64_t);
+  AddWordsPortably<kCopy>(first_word + i, source + done_bytes, words - i, kCopy ? destination + done_bytes : nullptr,
+                          lanes);
+}
+
+#endif
+
+template <bool kCopy>
+void AddWords(uint64_t first_word, const std::byte* source, size_t words, std::byte* destination, Lanes& lanes) {
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2) {
+    AddWordsWithAvx2<kCopy>(first_word, source, words, destination, lanes);
+    return;
+  }
+#endif
+  AddWordsPortably<kCopy>(first_word, source, words, destination, lanes);
+}
+
+uint64_t FirstWordOf(int64_t offset_bytes) {
+  if (offset_bytes < 0 || offset_bytes % kDigestWordBytes != 0) {
+    std::fprintf(stderr, "wbd1: a part starts at byte %lld, which is no multiple of 8\n",
+                 static_cast<long long>(offset_bytes));
+    std::abort();
+  }
+  return static_cast<uint64_t>(offset_bytes / kDigestWordBytes);
+}
+
+// The last word of a tensor whose size is no multiple of 8, filled up with zeros.
+uint64_t TailWord(std::span<const std::byte> tail) {
+  uint64_t word = 0;
+  std::memcpy(&word, tail.data(), tail.size());
+  return word;
+}
+
+// A bijection that spreads every bit over all others (the finalizer of MurmurHash3).
+constexpr uint64_t Spread(uint64_t x) {
+  x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD;
+  x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53;
+  return x ^ (x >> 33);
+}
+
+template <bool kCopy>
+void AddPart(int64_t offset_bytes, std::span<const std::byte> source, std::byte* destination, Lanes& lanes) {
+  const uint64_t first_word = FirstWordOf(offset_bytes);
+  const size_t words = source.size() / sizeof(uint64_t);
+  AddWords<kCopy>(first_word, source.data(), words, destination, lanes);
+  const auto tail = source.subspan(words * sizeof(uint64_t));
+  if (tail.empty()) return;
+  if constexpr (kCopy) std::memcpy(destination + words * sizeof(uint64_t), tail.data(), tail.size());
+  AddWord(TailWord(tail), first_word + words, lanes);
+}
+
+}  // namespace
+
+void DigestAccumulator::Add(int64_t offset_bytes, std::span<const std::byte> bytes) {
+  AddPart<false>(offset_bytes, bytes, nullptr, lanes_);
+}
+
+void DigestAccumulator::AddCopy(int64_t offset_bytes, std::span<const std::byte> source, std::byte* destination) {
+  AddPart<true>(offset_bytes, source, destination, lanes_);
+}
+
+void DigestAccumulator::Merge(const DigestAccumulator& other) {
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) lanes_[lane] += other.lanes_[lane];
+}
+
+Digest DigestAccumulator::Finish(int64_t size_bytes) const {
+  const uint64_t first = Spread(lanes_[0] + Spread(static_cast<uint64_t>(size_bytes) + kKeySteps[0]));
+  const uint64_t second = Spread(lanes_[1] + first);
+  Digest digest;
+  std::memcpy(digest.data(), &first, sizeof(first));
+  std::memcpy(digest.data() + sizeof(first), &second, sizeof(second));
+  return digest;
+}
+
+Digest ComputeDigest(std::span<const std::byte> bytes) {
+  DigestAccumulator accumulator;
+  accumulator.Add(0, bytes);
+  return accumulator.Finish(static_cast<int64_t>(bytes.size()));
+}
+
+std::string DigestHex(const Digest& digest) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::byte b : digest) {
+    text.push_back(kDigits[std::to_integer<unsigned>(b) >> 4]);
+    text.push_back(kDigits[std::to_integer<unsigned>(b) & 15]);
+  }
+  return text;
+}
+
+}  // namespace weightbroker

@@ -1,1 +1,254 @@
 #include "common/memory/host_slab.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+#ifndef MFD_NOEXEC_SEAL  // Linux 6.3
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE  // Linux 5.14
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace weightbroker {
+namespace {
+
+// FUTURE_WRITE and not WRITE: the latter is refused while the kernel still has a page pinned for direct I/O.
+constexpr int kSlabSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+struct SealName {
+  int seal;
+  const char* name;
+};
+constexpr SealName kSealNames[] = {{F_SEAL_SHRINK, "F_SEAL_SHRINK"},
+                                   {F_SEAL_GROW, "F_SEAL_GROW"},
+                                   {F_SEAL_FUTURE_WRITE, "F_SEAL_FUTURE_WRITE"},
+                                   {F_SEAL_SEAL, "F_SEAL_SEAL"}};
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+absl::Status NotEnoughMemory(int64_t need_bytes, const HostMemory& memory) {
+  return MakeError(
+      Reason::kMemoryExhausted,
+      absl::StrCat("the weights need ", need_bytes, " bytes of host memory, and the ", memory.limited_by, " has ",
+                   memory.available_bytes, " left: unregister other weight sets or allow this service more memory"),
+      {{"need_bytes", absl::StrCat(need_bytes)},
+       {"have_bytes", absl::StrCat(memory.available_bytes)},
+       {"limited_by", memory.limited_by}});
+}
+
+absl::Status CheckMemory(int64_t need_bytes) {
+  const HostMemory memory = ReadHostMemory();
+  return need_bytes <= memory.available_bytes ? absl::OkStatus() : NotEnoughMemory(need_bytes, memory);
+}
+
+absl::StatusOr<UniqueFd> CreateMemfd(const char* name, unsigned flags) {
+  flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // A system may insist on NOEXEC_SEAL (vm.memfd_noexec=2); kernels before 6.3 do not know it.
+  UniqueFd fd(memfd_create(name, flags | MFD_NOEXEC_SEAL));
+  if (!fd.valid() && errno == EINVAL) fd.reset(memfd_create(name, flags));
+  if (!fd.valid()) return SystemError("memfd_create", errno);
+  return fd;
+}
+
+// Maps `fd` at an address that is a multiple of kHugePageBytes: only then can the kernel use huge pages all through.
+absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size_bytes) {
+  const auto size = static_cast<size_t>(size_bytes);
+  const size_t room = size + kHugePageBytes;
+  void* const reserved = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return SystemError("mmap", errno);
+  const auto begin = reinterpret_cast<uintptr_t>(reserved);
+  const uintptr_t aligned = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  void* const data =
+      mmap(reinterpret_cast<void*>(aligned), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error_number = errno;
+    munmap(reserved, room);
+    return SystemError("mmap", error_number);
+  }
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t end = (aligned + size + page - 1) / page * page;
+  if (aligned > begin) munmap(reserved, aligned - begin);
+  if (begin + room > end) munmap(reinterpret_cast<void*>(end), begin + room - end);
+  return static_cast<std::byte*>(data);
+}
+
+// How many bytes of the mapping that starts at `data` are in transparent huge pages, by /proc/self/smaps.
+int64_t HugeMappedBytes(const std::byte* data, int64_t size_bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  int64_t huge_kib = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    uint64_t from = 0;
+    uint64_t to = 0;
+    int64_t kib = 0;
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2) {
+      inside = from >= begin && to <= begin + static_cast<uint64_t>(RoundUp(size_bytes, kHugePageBytes));
+    } else if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNd64 " kB", &kib) == 1) {
+      huge_kib += kib;
+    }
+  }
+  return huge_kib * 1024;
+}
+
+// Takes write permission, adds `seals`, and returns a descriptor that was opened for reading: one that was opened for
+// writing would let its holder, and everyone it is sent to, share a file offset and reopen it.
+absl::StatusOr<UniqueFd> SealAndReopen(UniqueFd fd, int seals) {
+  if (fchmod(fd.get(), 0400) != 0) return SystemError("fchmod of a memfd", errno);
+  if (fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return SystemError("fcntl(F_ADD_SEALS)", errno);
+  const std::string path = absl::StrCat("/proc/self/fd/", fd.get());
+  UniqueFd read_only(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!read_only.valid()) return SystemError(absl::StrCat("open ", path), errno);
+  return read_only;
+}
+
+absl::Status WriteAll(int fd, std::span<const std::byte> contents) {
+  while (!contents.empty()) {
+    const ssize_t written = write(fd, contents.data(), contents.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return SystemError("write to a memfd", errno);
+    contents = contents.subspan(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<HostSlab> HostSlab::CreateWith(v1::PageKind page_kind, int64_t size_bytes) {
+  const bool is_hugetlb = page_kind == v1::PAGE_KIND_HUGETLB;
+  HostSlab slab;
+  slab.page_kind_ = page_kind;
+  slab.size_bytes_ = RoundUp(size_bytes, is_hugetlb ? kHugePageBytes : sysconf(_SC_PAGESIZE));
+  // Reserved huge pages were set apart already; the mapping below fails if there are not enough.
+  if (!is_hugetlb) RETURN_IF_ERROR(CheckMemory(slab.size_bytes_));
+  ASSIGN_OR_RETURN(slab.fd_, CreateMemfd("weightbroker-slab", is_hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
+  if (ftruncate(slab.fd_.get(), slab.size_bytes_) != 0) return SystemError("ftruncate of a memfd", errno);
+  ASSIGN_OR_RETURN(slab.data_, MapAligned(slab.fd_.get(), slab.size_bytes_));
+  if (page_kind == v1::PAGE_KIND_TRANSPARENT_HUGE) {
+    // Where this is refused, base pages are what there is; Seal reports what was got.
+    madvise(slab.data_, static_cast<size_t>(slab.size_bytes_), MADV_HUGEPAGE);
+  }
+  return slab;
+}
+
+absl::StatusOr<HostSlab> HostSlab::Create(int64_t size_bytes) {
+  if (size_bytes <= 0) {
+    return MakeError(Reason::kInvalidArgument, absl::StrCat("a slab of ", size_bytes, " bytes cannot be made"));
+  }
+  const v1::PageKind page_kind = ProbeHostPageKind(size_bytes);
+  if (page_kind == v1::PAGE_KIND_HUGETLB) {
+    auto slab = CreateWith(page_kind, size_bytes);
+    if (slab.ok()) return slab;
+    return CreateWith(v1::PAGE_KIND_TRANSPARENT_HUGE, size_bytes);  // another process was faster
+  }
+  return CreateWith(page_kind, size_bytes);
+}
+
+HostSlab::HostSlab(HostSlab&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      page_kind_(other.page_kind_) {}
+
+HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
+  if (this != &other) {
+    Unmap();
+    fd_ = std::move(other.fd_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_bytes_ = std::exchange(other.size_bytes_, 0);
+    page_kind_ = other.page_kind_;
+  }
+  return *this;
+}
+
+HostSlab::~HostSlab() { Unmap(); }
+
+void HostSlab::Unmap() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_bytes_));
+  data_ = nullptr;
+}
+
+absl::Status HostSlab::Populate(int64_t offset_bytes, int64_t size_bytes) {
+  if (size_bytes <= 0) return absl::OkStatus();
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t begin = offset_bytes / page * page;
+  const int64_t end = std::min(RoundUp(offset_bytes + size_bytes, page), size_bytes_);
+  const auto size = static_cast<size_t>(end - begin);
+  int error_number = 0;
+  do {
+    error_number = madvise(data_ + begin, size, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+  } while (error_number == EAGAIN || error_number == EINTR);
+  if (error_number == EINVAL) {  // a kernel before 5.14
+    error_number = fallocate(fd_.get(), 0, begin, end - begin) == 0 ? 0 : errno;
+  }
+  if (error_number == 0) return absl::OkStatus();
+  // EFAULT stands for what would have been SIGBUS: tmpfs had no page to give.
+  if (error_number == ENOMEM || error_number == ENOSPC || error_number == EFAULT) {
+    return NotEnoughMemory(end - begin, ReadHostMemory());
+  }
+  return SystemError("madvise(MADV_POPULATE_WRITE)", error_number);
+}
+
+absl::StatusOr<SealedSlab> HostSlab::Seal() && {
+  SealedSlab sealed;
+  sealed.size_bytes = size_bytes_;
+  sealed.page_kind = page_kind_;
+  if (page_kind_ == v1::PAGE_KIND_TRANSPARENT_HUGE && HugeMappedBytes(data_, size_bytes_) < size_bytes_ / 2) {
+    sealed.page_kind = v1::PAGE_KIND_BASE;
+  }
+  Unmap();
+  ASSIGN_OR_RETURN(sealed.fd, SealAndReopen(std::move(fd_), kSlabSeals));
+  return sealed;
+}
+
+absl::StatusOr<UniqueFd> CreateSealedMemfd(const char* name, std::span<const std::byte> contents) {
+  ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd(name, 0));
+  RETURN_IF_ERROR(WriteAll(fd.get(), contents));
+  return SealAndReopen(std::move(fd), kSlabSeals | F_SEAL_WRITE);
+}
+
+absl::Status CheckSealedMemfd(int fd, int64_t size_bytes) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0) {
+    return MakeError(Reason::kProtocolError, "a descriptor that was received is no memfd: it has no seals");
+  }
+  std::string missing;
+  for (const SealName& row : kSealNames) {
+    if ((seals & row.seal) == 0) absl::StrAppend(&missing, missing.empty() ? "" : "|", row.name);
+  }
+  if (!missing.empty()) {
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("a memfd that was received is not sealed: it lacks ", missing),
+                     {{"missing_seals", missing}});
+  }
+  if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDONLY) {
+    return MakeError(Reason::kProtocolError, "a memfd that was received is not open for reading only");
+  }
+  struct stat status {};
+  if (fstat(fd, &status) != 0) return SystemError("fstat of a memfd", errno);
+  if (status.st_size != size_bytes) {
+    return MakeError(
+        Reason::kProtocolError,
+        absl::StrCat("a memfd that was received has ", status.st_size, " bytes, and ", size_bytes, " were announced"),
+        {{"found_bytes", absl::StrCat(status.st_size)}, {"expected_bytes", absl::StrCat(size_bytes)}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weightbroker

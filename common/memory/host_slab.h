@@ -5,8 +5,8 @@
 //   RETURN_IF_ERROR(ReadInto(file, slab->writable_bytes()));
 //   auto sealed = std::move(*slab).Seal();                    // no writer is left after this
 //
-// Not thread-safe while writable, but different threads may fill different bytes; immutable and thread-safe once sealed.
-// It knows nothing of tensors: see plan/manifest.h.
+// Not thread-safe while writable, but different threads may fill different bytes; immutable and thread-safe once
+// sealed. It knows nothing of tensors: see plan/manifest.h.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/unique_fd.h"
+#include "common/memory/host_memory.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
@@ -28,50 +29,45 @@ struct SealedSlab {
 
 class HostSlab {
  public:
-  // Makes room for `size_bytes` (> 0, rounded up to the page size) of zeros. Pages are not there yet: see Populate. Takes
-  // reserved huge pages if there are enough, else transparent ones where the system allows them for shared memory.
+  // Makes room for `size_bytes` (> 0, rounded up to the page size) of zeros. Pages are not there yet: see Populate.
+  // Takes the pages that ProbeHostPageKind names. MEMORY_EXHAUSTED, with need and have, if ReadHostMemory says that
+  // there is not enough for all of it; nothing is left behind.
   static absl::StatusOr<HostSlab> Create(int64_t size_bytes);
 
   HostSlab(HostSlab&&) noexcept;
   HostSlab& operator=(HostSlab&&) noexcept;
   ~HostSlab();  // gives the memory back unless sealed
 
-  // Allocates the pages of [offset_bytes, offset_bytes + size_bytes), as fallocate does, so that filling them later does
-  // not wait for the kernel. Thread-safe. MEMORY_EXHAUSTED if memory or the cgroup do not allow it.
+  // Allocates and maps the pages of [offset_bytes, offset_bytes + size_bytes), so that filling them later does not wait
+  // for the kernel. Thread-safe. MEMORY_EXHAUSTED if the kernel has none left; a cgroup's limit, where it is met in
+  // spite of Create's check, lets the kernel end this process instead.
   absl::Status Populate(int64_t offset_bytes, int64_t size_bytes);
 
   std::span<std::byte> writable_bytes() const { return {data_, static_cast<size_t>(size_bytes_)}; }
   int64_t size_bytes() const { return size_bytes_; }
   v1::PageKind page_kind() const { return page_kind_; }
 
-  // Unmaps the writable view and seals. No writable mapping or descriptor is left.
+  // Unmaps the writable view and seals. No writable mapping or descriptor is left. The page kind is what was got in
+  // fact: transparent huge pages are reported if they hold at least half of the slab.
   absl::StatusOr<SealedSlab> Seal() &&;
 
  private:
   HostSlab() = default;
+  static absl::StatusOr<HostSlab> CreateWith(v1::PageKind page_kind, int64_t size_bytes);
+  void Unmap();
 
   UniqueFd fd_;
-  std::byte* data_ = nullptr;
+  std::byte* data_ = nullptr;  // mapped if not null; aligned to huge pages where they are wanted
   int64_t size_bytes_ = 0;
   v1::PageKind page_kind_ = v1::PAGE_KIND_BASE;
 };
 
-// A memfd with `contents`, sealed against everything and reopened read-only; for manifests and requests between processes.
+// A memfd with `contents`, sealed against everything and reopened read-only; for manifests and requests between
+// processes.
 absl::StatusOr<UniqueFd> CreateSealedMemfd(const char* name, std::span<const std::byte> contents);
 
-// Whether `fd` is a memfd of exactly `size_bytes` with every seal that HostSlab::Seal sets. PROTOCOL_ERROR otherwise,
-// saying what is missing: what another process sent is not trusted blindly.
+// Whether `fd` is a memfd of exactly `size_bytes`, open for reading only, with every seal that HostSlab::Seal sets.
+// PROTOCOL_ERROR otherwise, saying what is missing: what another process sent is not trusted blindly.
 absl::Status CheckSealedMemfd(int fd, int64_t size_bytes);
-
-// What pages a new slab of `size_bytes` would get now.
-v1::PageKind ProbeHostPageKind(int64_t size_bytes);
-
-struct HostMemory {
-  int64_t available_bytes = 0;  // the least of MemAvailable and what each cgroup above this process still allows
-  const char* limited_by = "";  // "machine" or "cgroup"
-};
-
-// How much memory a new slab could take. Reads /proc/meminfo and the memory controllers of cgroup v1 and v2.
-HostMemory ReadHostMemory();
 
 }  // namespace weightbroker

@@ -33,21 +33,26 @@ struct TensorPlacement {
 };
 
 struct ShardPlan {
-  std::vector<int64_t> slab_bytes;        // each a multiple of kTensorAlignmentBytes
-  std::vector<TensorPlacement> tensors;   // sorted by name, aliases included
-  int64_t read_bytes = 0;                 // of all tensors that are read
+  std::vector<int64_t> slab_bytes;       // each a multiple of kTensorAlignmentBytes
+  std::vector<TensorPlacement> tensors;  // sorted by name, aliases included
+  int64_t read_bytes = 0;                // of all tensors that are read
 };
 
-// Fills in defaults and refuses what this version cannot do: PARALLELISM_UNSUPPORTED above TP 1, LAYOUT_UNSUPPORTED other
-// than "hf", INVALID_ARGUMENT for unknown quantization or dtype words. Does not look at the model path.
+// What CompleteSpec puts for an empty quantization or dtype: whatever the checkpoint has. It may also be asked for.
+inline constexpr char kSpecAuto[] = "auto";
+
+// Fills in defaults (empty: TP 1, kSpecAuto, kSpecAuto, "hf") and refuses what this version cannot do:
+// PARALLELISM_UNSUPPORTED above TP 1, LAYOUT_UNSUPPORTED other than "hf", INVALID_ARGUMENT for unknown quantization or
+// dtype words. Does not look at the model path.
 absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec);
 
-// Checks a completed spec against the checkpoint: QUANTIZATION_CONTRADICTED and DTYPE_MISMATCH name both values.
+// Checks a completed spec against the checkpoint: QUANTIZATION_CONTRADICTED and DTYPE_MISMATCH name both values. The
+// checkpoint's dtype is the floating-point type that most bytes of its unquantized weights have, FP8 scales left out.
 absl::Status CheckSpecAgainstCheckpoint(const v1::WeightSpec& spec, const Checkpoint& checkpoint,
                                         const std::string& quantization_method);
 
 // Plans one rank's shard. Tensors are packed into one slab in the order in which they lie in the files, so that reading
-// and filling both go forward.
+// and filling both go forward. RANK_OUT_OF_RANGE for any rank but 0; CHECKPOINT_TOO_LARGE past 2^63 bytes.
 absl::StatusOr<ShardPlan> PlanShard(const Checkpoint& checkpoint, int32_t rank);
 
 }  // namespace weightbroker

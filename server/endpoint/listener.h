@@ -1,12 +1,14 @@
-// The service's listening Unix socket, owned by us and not by gRPC, which binds over a live socket and unlinks another's.
+// The service's listening Unix socket, owned by us and not by gRPC, which binds over a live socket and unlinks
+// another's.
 //
 //   auto listener = Listener::Create({.path = "/run/weightbroker/weightbroker.sock"});
-//   if (!listener.ok()) return listener.status();   // SOCKET_IN_USE, SOCKET_PATH_INVALID, SOCKET_UNUSABLE: one sentence
-//   Endpoint::Start(listener->fd(), ...)
+//   if (!listener.ok()) return listener.status();   // SOCKET_IN_USE, SOCKET_PATH_INVALID, SOCKET_UNUSABLE: one
+//   sentence Endpoint endpoint({.listen_fd = listener->fd(), ...});
 //
 // Create takes a lock file beside the socket (path + ".lock"), tests whether a live service answers there, replaces a
-// stale socket, and sets mode and group before it listens with a backlog of 4,096. A live service is never disturbed. libc
-// only: the keeper uses it without gRPC. Move-only, not thread-safe.
+// stale socket, and sets mode and group before it listens with a backlog of 4,096. A live service is never disturbed.
+// The lock file stays behind for good: removing it would let two services hold locks on two files of the same name.
+// libc only: the keeper uses it without gRPC. Move-only, not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -15,24 +17,39 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/socket_path.h"
 #include "common/base/unique_fd.h"
 
 namespace weightbroker {
 
 struct ListenerOptions {
-  std::string path;            // at most 107 bytes; not abstract
-  mode_t mode = 0660;          // of the socket
-  std::optional<gid_t> group;  // of the socket; the process's own if unset
+  std::string path = {};                      // absolute, at most kMaxSocketPathBytes
+  mode_t mode = 0660;                         // of the socket
+  std::optional<gid_t> group = std::nullopt;  // of the socket; the process's own if unset
+  // Makes the socket's folder (mode 0755, its parent must be there) if it is missing. Meant for the default path: a
+  // missing folder on a path that somebody typed is more likely a mistake. 0755, because the socket's own mode says who
+  // may connect and the lock file is 0600.
+  bool create_folder = false;
 };
+
+// SOCKET_PATH_INVALID for an empty, relative, abstract or over-long path.
+absl::Status CheckSocketPath(const std::string& path);
 
 class Listener {
  public:
+  // Fails with
+  //   SOCKET_PATH_INVALID  empty, relative, abstract or over-long path;
+  //   SOCKET_IN_USE        a live service answers there, or holds the lock; the process is named;
+  //   SOCKET_UNUSABLE      the folder is missing, not writable or another (non-root) user's; what is there is not a
+  //                        socket or another user's; mode or group cannot be set.
+  // In every case what was there before is still there as it was, stale sockets aside.
   static absl::StatusOr<Listener> Create(const ListenerOptions& options);
 
-  Listener(Listener&&) noexcept;
-  Listener& operator=(Listener&&) noexcept;
-  // Closes the socket, and removes its file if that is still the one made here. The lock goes last.
+  Listener(Listener&& other) noexcept = default;
+  Listener& operator=(Listener&& other) noexcept;
+  // Removes the socket's file if that is still the one made here, and closes the socket. The lock goes last.
   ~Listener();
 
   int fd() const { return fd_.get(); }
@@ -41,15 +58,13 @@ class Listener {
  private:
   Listener() = default;
 
+  void Close();
+
   std::string path_;
   UniqueFd lock_;
   UniqueFd fd_;
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };
-
-// Where the service listens unless told otherwise: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for
-// root, else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. SOCKET_PATH_INVALID if none of them is to be had.
-absl::StatusOr<std::string> DefaultSocketPath();
 
 }  // namespace weightbroker

@@ -7,7 +7,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 
 namespace weightbroker {
@@ -18,8 +20,15 @@ struct Peer {
   pid_t pid = 0;
 };
 
+// Reads SO_PEERCRED: the credentials with which the other side connected. SYSTEM_ERROR if `socket` is no Unix socket.
+absl::StatusOr<Peer> ReadPeer(int socket);
+
+// Reads SO_PEERGROUPS: the supplementary groups with which the other side connected.
+absl::StatusOr<std::vector<gid_t>> ReadPeerGroups(int socket);
+
 // Connections handed to gRPC by descriptor have no address of their own: ServerContext::peer() is "fd:<number>". This
-// table is written before the descriptor is handed over, and is where a call finds its caller's credentials. Thread-safe.
+// table is written before the descriptor is handed over, and is where a call finds its caller's credentials. A number
+// is not used again while a call lives on it, because gRPC keeps it open until then. Thread-safe.
 class PeerTable {
  public:
   void Add(int fd, const Peer& peer);

@@ -2,10 +2,11 @@
 // because gRPC cannot carry a descriptor.
 //
 //   const Ticket ticket = box.Issue({.uid = peer.uid, .lease_id = 7, .fds = shard_fds}, kTicketLifetime);
-//   auto grant = box.Redeem(bytes_from_the_wire, peer);      // TICKET_INVALID: unknown, used, expired, or another uid's
+//   auto grant = box.Redeem(bytes_from_the_wire, peer.uid);  // TICKET_INVALID: unknown, used, expired, or another
+//   uid's
 //
-// A ticket is 32 random bytes. It is used up by the first attempt of the right uid; an attempt by another uid is refused
-// and leaves it. It ends with its lease (Revoke) or its time. Never logged. Thread-safe.
+// A ticket is 32 random bytes. It is used up by the first attempt of the right uid; an attempt by another uid is
+// refused and leaves it. It ends with its lease (Revoke) or its time. Never logged. Thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -44,7 +45,9 @@ class TicketBox {
   using Clock = std::function<std::chrono::steady_clock::time_point()>;
   explicit TicketBox(Clock clock = [] { return std::chrono::steady_clock::now(); });
 
+  // Makes a ticket for `grant.uid` that can be redeemed once, within `lifetime`.
   Ticket Issue(TicketGrant grant, std::chrono::milliseconds lifetime);
+  // Uses the ticket up and gives what it stands for; TICKET_INVALID, saying which of the reasons it is.
   absl::StatusOr<TicketGrant> Redeem(std::string_view ticket, uid_t uid);
   // Ends the ticket of a lease, if it has one left.
   void Revoke(int64_t lease_id);

@@ -1,0 +1,64 @@
+#include "server/broker/admin_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/broker/call_record.h"
+
+namespace weightbroker {
+
+grpc::ServerUnaryReactor* AdminServiceImpl::ListWeightSets(grpc::CallbackServerContext* grpc_context,
+                                                           const v1::ListWeightSetsRequest*,
+                                                           v1::ListWeightSetsResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  CallRecord record(context_, RpcMethod::kListWeightSets, grpc_context->peer());
+  const absl::Status status = record.CheckCaller();
+  if (status.ok()) {
+    for (v1::WeightSet& set : context_.registry->List()) *response->add_weight_sets() = std::move(set);
+  }
+  reactor->Finish(record.End(status));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::Unregister(grpc::CallbackServerContext* grpc_context,
+                                                       const v1::UnregisterRequest* request,
+                                                       v1::UnregisterResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kUnregister, grpc_context->peer());
+  if (const absl::Status status = record->CheckCaller(); !status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
+    const absl::Status status = AnswerUnregister(*request, response);
+    if (status.ok()) {
+      Log(LogLevel::kInfo, "unregister",
+          {{"fingerprint", response->weight_set().fingerprint()},
+           {"ended_leases", absl::StrCat(response->ended_lease_count())},
+           {"uid", absl::StrCat(record->peer().uid)},
+           {"pid", absl::StrCat(record->peer().pid)}});
+    }
+    reactor->Finish(record->End(status));
+  });
+  if (!taken) reactor->Finish(record->End(WorkersBusyError()));
+  return reactor;
+}
+
+absl::Status AdminServiceImpl::AnswerUnregister(const v1::UnregisterRequest& request,
+                                                v1::UnregisterResponse* response) const {
+  ASSIGN_OR_RETURN(const WeightSetRef set, context_.registry->FindByPrefix(request.fingerprint()));
+  if (request.force()) {
+    context_.loads->Cancel(set, MakeError(Reason::kCancelled, "an operator unregistered the weight set by force"));
+  }
+  ASSIGN_OR_RETURN(Registry::Released released,
+                   request.force() ? context_.registry->ReleaseByForce(set) : context_.registry->Release(set));
+  *response->mutable_weight_set() = std::move(released.set);
+  response->set_ended_lease_count(released.ended_leases);
+  return absl::OkStatus();
+}
+
+}  // namespace weightbroker

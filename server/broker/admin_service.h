@@ -1,0 +1,30 @@
+// WeightBrokerAdminService over gRPC's callback API. Thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/status.h"
+#include "server/broker/service_context.h"
+#include "weightbroker/v1/weight_broker_admin_service.grpc.pb.h"
+
+namespace weightbroker {
+
+class AdminServiceImpl final : public v1::WeightBrokerAdminService::CallbackService {
+ public:
+  // `context` must outlive the service.
+  explicit AdminServiceImpl(const ServiceContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* ListWeightSets(grpc::CallbackServerContext* grpc_context,
+                                           const v1::ListWeightSetsRequest* request,
+                                           v1::ListWeightSetsResponse* response) override;
+  // Ending a load waits for its loader to end, so a worker does it.
+  grpc::ServerUnaryReactor* Unregister(grpc::CallbackServerContext* grpc_context, const v1::UnregisterRequest* request,
+                                       v1::UnregisterResponse* response) override;
+
+ private:
+  absl::Status AnswerUnregister(const v1::UnregisterRequest& request, v1::UnregisterResponse* response) const;
+
+  const ServiceContext& context_;
+};
+
+}  // namespace weightbroker

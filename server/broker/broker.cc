@@ -1,0 +1,190 @@
+#include "server/broker/broker.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "common/memory/host_slab.h"
+#include "server/broker/admin_service.h"
+#include "server/broker/health_service.h"
+#include "server/broker/service_context.h"
+#include "server/broker/weight_broker_service.h"
+#include "server/endpoint/endpoint.h"
+
+namespace weightbroker {
+namespace {
+
+// Requests are a spec and a few words.
+constexpr int kMaxRequestBytes = 1 << 20;
+// Health asks which pages a slab would get; every slab worth the name is at least this long.
+constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
+
+LoadResult ResultOf(const absl::Status& status) {
+  if (status.ok()) return LoadResult::kResident;
+  const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
+  return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
+}
+
+}  // namespace
+
+// In the order in which they need each other: what stands below is gone before what stands above.
+struct Broker::Parts {
+  Parts(BrokerOptions broker_options, ModelResolver model_resolver)
+      : options(std::move(broker_options)),
+        resolver(std::move(model_resolver)),
+        rooted_files(*options.file_system, resolver),
+        identities(rooted_files, *options.file_system),
+        registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
+                                   .host_memory = options.host_memory,
+                                   .clock = options.clock})),
+        metrics(options.version, [this] { return ReadGauges(); }),
+        health_facts(*options.clock, [this] { return ReadFacts(); }),
+        loads({.registry = registry,
+               .spawner = options.spawner,
+               .reader_threads = options.reader_threads,
+               .max_concurrent_loads = options.max_concurrent_loads,
+               .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
+        workers(options.worker_threads, options.max_waiting_calls),
+        context(MakeContext()),
+        service(context),
+        admin(context),
+        health(context) {}
+
+  ServiceContext MakeContext() {
+    return {.registry = registry,
+            .loads = &loads,
+            .resolver = &resolver,
+            .identities = &identities,
+            .tickets = &tickets,
+            .metrics = &metrics,
+            .workers = &workers,
+            .health_facts = &health_facts,
+            .clock = options.clock,
+            .version = options.version,
+            .memory_limit_bytes = options.memory_limit_bytes,
+            .start_time = options.clock->WallNow(),
+            .ticket_lifetime = options.ticket_lifetime,
+            .find_peer = [this](const std::string& grpc_peer) { return FindPeer(grpc_peer); }};
+  }
+
+  // The endpoint needs the server and the server needs the services, so calls look the endpoint up. There are none
+  // before it accepts.
+  std::optional<Peer> FindPeer(const std::string& grpc_peer) const {
+    PeerTable* const table = peers.load();
+    return table == nullptr ? std::nullopt : table->Find(grpc_peer);
+  }
+
+  int CountConnections() const {
+    PeerTable* const table = peers.load();
+    return table == nullptr ? 0 : table->CountOpen();
+  }
+
+  HealthFacts::Facts ReadFacts() const {
+    return {.available_bytes = options.host_memory().available_bytes,
+            .open_connections = CountConnections(),
+            .host_page_kind = ProbeHostPageKind(kProbeSlabBytes)};
+  }
+
+  GaugeValues ReadGauges() const {
+    const RegistryTotals totals = registry->Totals();
+    GaugeValues values;
+    for (int number = v1::WEIGHT_SET_STATE_ALLOCATING; number <= v1::WEIGHT_SET_STATE_FAILED; ++number) {
+      const auto state = static_cast<v1::WeightSetState>(number);
+      const auto found = totals.sets_by_state.find(state);
+      values.weight_sets_by_state[StateName(state)] = found == totals.sets_by_state.end() ? 0 : found->second;
+    }
+    values.resident_bytes = totals.resident_bytes;
+    values.resident_tensors = totals.resident_tensors;
+    values.reserved_bytes = totals.reserved_bytes;
+    values.leases = totals.lease_count;
+    values.open_connections = CountConnections();
+    return values;
+  }
+
+  void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
+    metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
+  }
+
+  absl::Status Serve(int listen_fd);
+  void Shutdown();
+
+  const BrokerOptions options;
+  const ModelResolver resolver;
+  RootedFileSystem rooted_files;
+  IdentityCache identities;
+  const std::shared_ptr<Registry> registry;
+  TicketBox tickets;
+  std::atomic<PeerTable*> peers{nullptr};  // the endpoint's
+  Metrics metrics;
+  HealthFacts health_facts;
+  LoadManager loads;
+  WorkerPool workers;
+  const ServiceContext context;
+  WeightBrokerServiceImpl service;
+  AdminServiceImpl admin;
+  HealthServiceImpl health;
+  int metrics_port = 0;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Endpoint> endpoint;
+};
+
+absl::Status Broker::Parts::Serve(int listen_fd) {
+  if (options.metrics_port.has_value()) {
+    ASSIGN_OR_RETURN(metrics_port, metrics.Serve(*options.metrics_port));
+  }
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;  // without a port: the endpoint hands it every connection
+  builder.RegisterService(&service);
+  builder.RegisterService(&admin);
+  builder.RegisterService(&health);
+  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(options.idle_timeout.count()));
+  server = builder.BuildAndStart();
+  if (server == nullptr) return MakeError(Reason::kSystemError, "the gRPC server could not be started");
+  endpoint = std::make_unique<Endpoint>(
+      EndpointOptions{.listen_fd = listen_fd,
+                      .server = server.get(),
+                      .tickets = &tickets,
+                      .access = options.access,
+                      .handshake_timeout = options.handshake_timeout,
+                      .on_refused = [this](const std::string& reason, const Peer& peer) {
+                        metrics.CountConnectionRefused(reason);
+                        Log(LogLevel::kWarning, "connection.refused",
+                            {{"reason", reason}, {"uid", absl::StrCat(peer.uid)}, {"pid", absl::StrCat(peer.pid)}});
+                      }});
+  peers = &endpoint->peers();
+  return absl::OkStatus();
+}
+
+void Broker::Parts::Shutdown() {
+  if (endpoint != nullptr) endpoint->Stop();
+  registry->BeginDrain();  // exports get their event and end; watchers see it
+  loads.Shutdown();        // loads end, and with them the calls that wait for them
+  // Whoever does not read what is sent is cut off at the deadline.
+  if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + options.shutdown_timeout);
+  workers.Stop();
+}
+
+absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(BrokerOptions options, int listen_fd) {
+  ASSIGN_OR_RETURN(ModelResolver resolver, ModelResolver::Create(*options.file_system, options.model_roots));
+  auto parts = std::make_unique<Parts>(std::move(options), std::move(resolver));
+  RETURN_IF_ERROR(parts->Serve(listen_fd));
+  return std::unique_ptr<Broker>(new Broker(std::move(parts)));
+}
+
+Broker::Broker(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Broker::~Broker() { Shutdown(); }
+
+void Broker::Shutdown() { parts_->Shutdown(); }
+
+int Broker::metrics_port() const { return parts_->metrics_port; }
+
+}  // namespace weightbroker

@@ -1,0 +1,74 @@
+// The broker as a whole: registry, loads, services and the endpoint, wired together.
+//
+//   auto broker = Broker::Start({.model_roots = {{"models", "/srv/models"}}, .spawner = spawner.get()}, listener.fd());
+//   if (!broker.ok()) return broker.status();                // one sentence
+//   ... until SIGTERM ...
+//   (*broker)->Shutdown();                                   // every stream told and finished, every loader gone
+//
+// Signals that the program handles must be blocked before Start: gRPC's threads inherit the mask. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/file.h"
+#include "common/memory/host_memory.h"
+#include "server/broker/clock.h"
+#include "server/broker/loader_spawner.h"
+#include "server/broker/model_resolver.h"
+#include "server/endpoint/access.h"
+
+namespace weightbroker {
+
+struct BrokerOptions {
+  std::vector<ModelRoot> model_roots;
+  int64_t memory_limit_bytes = 0;   // 0 for no limit but the machine's
+  int reader_threads = 0;           // of each loader; 0 lets it choose
+  int max_concurrent_loads = 2;     // further ones wait
+  std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
+  AccessPolicy access;
+  std::string version = "unknown";
+  LoaderSpawner* spawner = nullptr;  // must outlive the broker
+
+  std::chrono::milliseconds ticket_lifetime{60'000};
+  std::chrono::milliseconds handshake_timeout{2000};
+  std::chrono::milliseconds idle_timeout{300'000};    // of a connection without calls
+  std::chrono::milliseconds shutdown_timeout{2'000};  // for streams whose callers do not read
+  int worker_threads = 4;
+  size_t max_waiting_calls = 64;  // for a worker; more are TOO_MANY_REQUESTS
+
+  FileSystem* file_system = &RealFileSystem();
+  std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
+  const Clock* clock = &RealClock();
+};
+
+class Broker {
+ public:
+  // Serves on `listen_fd`, which stays the caller's and must outlive the broker. CONFIGURATION_INVALID for roots that
+  // cannot be used, SYSTEM_ERROR if gRPC or the metrics cannot be started.
+  static absl::StatusOr<std::unique_ptr<Broker>> Start(BrokerOptions options, int listen_fd);
+
+  ~Broker();  // shuts down
+  Broker(const Broker&) = delete;
+  Broker& operator=(const Broker&) = delete;
+
+  // Accepts no more, tells every stream and finishes it, ends loads, and returns when all calls are over. Harmless
+  // twice.
+  void Shutdown();
+
+  // Where /metrics is served; 0 if it is not.
+  int metrics_port() const;
+
+ private:
+  struct Parts;
+  explicit Broker(std::unique_ptr<Parts> parts);
+
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace weightbroker

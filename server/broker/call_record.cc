@@ -1,0 +1,68 @@
+#include "server/broker/call_record.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+
+namespace weightbroker {
+namespace {
+
+// Of the message as gRPC sends it. The details take up to 2,800 bytes.
+constexpr size_t kMaxEncodedMessageBytes = 1200;
+
+// Percent-encoding takes three bytes for each that is not printable ASCII, and for '%'.
+size_t EncodedSize(char c) { return c >= ' ' && c <= '~' && c != '%' ? 1 : 3; }
+
+std::string CutToEncodedSize(const std::string& message) {
+  size_t encoded = 0;
+  for (size_t i = 0; i < message.size(); ++i) {
+    encoded += EncodedSize(message[i]);
+    if (encoded <= kMaxEncodedMessageBytes) continue;
+    while (i > 0 && (static_cast<unsigned char>(message[i]) & 0xC0) == 0x80) --i;  // not inside a UTF-8 sequence
+    return absl::StrCat(message.substr(0, i), "... (", message.size() - i, " more bytes)");
+  }
+  return message;
+}
+
+}  // namespace
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), CutToEncodedSize(std::string(status.message())),
+                      SerializeRpcStatus(status));
+}
+
+CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer)
+    : context_(context), method_(method), start_(context.clock->SteadyNow()), peer_(context.find_peer(grpc_peer)) {}
+
+absl::Status CallRecord::CheckCaller() const {
+  if (peer_.has_value()) return absl::OkStatus();
+  return MakeError(Reason::kAccessDenied,
+                   "the caller of this connection is not known; connect over the service's socket");
+}
+
+void CallRecord::ObserveDuration() {
+  if (observed_) return;
+  observed_ = true;
+  context_.metrics->ObserveRpcDuration(method_,
+                                       std::chrono::duration<double>(context_.clock->SteadyNow() - start_).count());
+}
+
+grpc::Status CallRecord::End(const absl::Status& status) {
+  ObserveDuration();
+  context_.metrics->CountRpc(method_, status.code());
+  const std::string reason = status.ok() ? "" : GetErrorDetails(status).reason;
+  if (!reason.empty()) {
+    context_.metrics->CountRefusal(reason);
+    LogFields fields = {{"method", std::string(RpcMethodName(method_))}, {"reason", reason}};
+    if (peer_.has_value()) {
+      fields.emplace_back("uid", absl::StrCat(peer_->uid));
+      fields.emplace_back("pid", absl::StrCat(peer_->pid));
+    }
+    fields.emplace_back("message", std::string(status.message()));
+    Log(LogLevel::kWarning, "call.refused", fields);
+  }
+  return ToGrpcStatus(status);
+}
+
+}  // namespace weightbroker

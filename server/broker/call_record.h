@@ -1,0 +1,53 @@
+// What is known and counted of one call: who makes it, how long it takes, how it ends.
+//
+//   CallRecord record(context, RpcMethod::kHealth, grpc_context->peer());
+//   RETURN_IF_ERROR(record.CheckCaller());
+//   ...
+//   reactor->Finish(record.End(status));       // metrics, one log line if it was refused, and gRPC's form of the
+//   status
+//
+// Not thread-safe.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/broker/metrics.h"
+#include "server/broker/service_context.h"
+
+namespace weightbroker {
+
+// gRPC's form of a status: code, message, and google.rpc.Status with the ErrorInfo as details. The message is cut so
+// that all of it stays under 4 KiB on the wire, where bytes that are not printable ASCII take three.
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+class CallRecord {
+ public:
+  // `context` must outlive the record. `grpc_peer` is ServerContext::peer().
+  CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer);
+
+  // ACCESS_DENIED unless the call came over a connection that the endpoint accepted.
+  absl::Status CheckCaller() const;
+
+  // Valid once CheckCaller has said ok.
+  const Peer& peer() const { return *peer_; }
+
+  // Takes the time from the start to the first call of this as the call's duration.
+  void ObserveDuration();
+
+  // Counts the end, and logs a refusal.
+  grpc::Status End(const absl::Status& status);
+
+ private:
+  const ServiceContext& context_;
+  const RpcMethod method_;
+  const std::chrono::steady_clock::time_point start_;
+  const std::optional<Peer> peer_;
+  bool observed_ = false;
+};
+
+}  // namespace weightbroker

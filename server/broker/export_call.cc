@@ -1,0 +1,217 @@
+#include "server/broker/export_call.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/slice.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/broker/spec_resolution.h"
+#include "server/broker/timestamp.h"
+
+namespace weightbroker {
+namespace {
+
+grpc::ByteBuffer Serialize(const v1::ExportResponse& response) {
+  const grpc::Slice slice(response.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// A message that shares the manifest's memory, which stays for as long as gRPC needs it.
+grpc::ByteBuffer ShareFrame(std::string_view frame, const std::shared_ptr<const Manifest>& manifest) {
+  using Hold = std::shared_ptr<const Manifest>;
+  const grpc::Slice slice(
+      const_cast<char*>(frame.data()), frame.size(), [](void* hold) { delete static_cast<Hold*>(hold); },
+      new Hold(manifest));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace
+
+ExportCall::ExportCall(const ServiceContext& context, CallRecord record, const grpc::ByteBuffer& request)
+    : StreamCall(std::move(record)), context_(context) {
+  grpc::ByteBuffer buffer(request);  // parsing consumes it
+  request_parsed_ = grpc::SerializationTraits<v1::ExportRequest>::Deserialize(&buffer, &request_).ok();
+  ObserveDurationWhenIdle();
+}
+
+ExportCall::~ExportCall() { DropLease("stream ended"); }
+
+void ExportCall::Start() {
+  if (const absl::Status status = StartExport(); !status.ok()) Refuse(status);
+}
+
+absl::Status ExportCall::StartExport() {
+  RETURN_IF_ERROR(record().CheckCaller());
+  if (!request_parsed_) return MakeError(Reason::kInvalidArgument, "the request is not an ExportRequest");
+  switch (request_.target_case()) {
+    case v1::ExportRequest::kFingerprint:
+      return ExportByFingerprint();
+    case v1::ExportRequest::kSpec:
+      return context_.workers->TrySubmit([self = Self()] { self->RunBySpec(); }) ? absl::OkStatus()
+                                                                                 : WorkersBusyError();
+    default:
+      return MakeError(Reason::kInvalidArgument, "the request names no weight set: give a spec or a fingerprint",
+                       {{"field", "target"}});
+  }
+}
+
+void ExportCall::RunBySpec() {
+  if (const absl::Status status = ExportBySpec(); !status.ok()) Refuse(status);
+}
+
+absl::Status ExportCall::ExportBySpec() {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
+  if (const WeightSetRef set = context_.registry->Find(resolved.fingerprint.hash)) return ExportSet(set);
+  if (const auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model())) {
+    return MismatchError(*context_.metrics, resolved.fingerprint.hash, *closest);
+  }
+  return MakeError(Reason::kNotResident,
+                   absl::StrCat("no weight set of ", resolved.spec.model(), " is resident; call Register to load it"),
+                   {{"model", resolved.spec.model()}, {"fingerprint", resolved.fingerprint.hash}});
+}
+
+absl::Status ExportCall::ExportByFingerprint() {
+  const WeightSetRef set = context_.registry->Find(request_.fingerprint());
+  if (set == nullptr) {
+    const std::string fingerprint = request_.fingerprint().substr(0, 64);
+    return MakeError(Reason::kNotResident,
+                     absl::StrCat("no weight set with fingerprint \"", fingerprint,
+                                  "\" is resident (all 64 digits are needed); call Register to load it"),
+                     {{"fingerprint", fingerprint}});
+  }
+  RETURN_IF_ERROR(CheckEnvironmentOf(set));
+  return ExportSet(set);
+}
+
+absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
+  const std::string& requested = request_.environment().torch_version();
+  const std::string& resident = set->environment().torch_version();
+  if (!request_.has_environment() || requested == resident) return absl::OkStatus();
+  v1::FingerprintDifference difference;
+  difference.set_field("environment.torch_version");
+  difference.set_requested(requested);
+  difference.set_resident(resident);
+  return MismatchError(*context_.metrics, request_.fingerprint(), {set, {difference}});
+}
+
+absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
+  std::vector<v1::HandleKind> kinds;
+  for (const int kind : request_.handle_kinds()) kinds.push_back(static_cast<v1::HandleKind>(kind));
+  return request_.hold() ? Grant(set, kinds) : ShowOnly(set, kinds);
+}
+
+absl::Status ExportCall::ShowOnly(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds) {
+  ASSIGN_OR_RETURN(const auto shard, context_.registry->Look(set, request_.rank(), kinds));
+  v1::ExportHeader header;
+  header.set_generation(context_.registry->View(set).generation);
+  SendShard(std::move(header), *set, *shard);
+  context_.metrics->CountExport(ExportResult::kLooked);
+  End(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds) {
+  ASSIGN_OR_RETURN(Lease lease, context_.registry->Acquire(
+                                    set, request_.rank(), kinds, [weak = weak_from_this()](const std::string& message) {
+                                      const auto self = std::static_pointer_cast<ExportCall>(weak.lock());
+                                      if (self != nullptr) self->OnLeaseEnded(message);
+                                    }));
+  const std::shared_ptr<const Shard> shard = lease.shard();
+  v1::ExportHeader header;
+  header.set_generation(lease.generation());
+  header.set_lease_id(lease.id());
+  const Ticket ticket = context_.tickets->Issue(
+      {.uid = record().peer().uid, .lease_id = lease.id(), .fds = shard->slab_fds}, context_.ticket_lifetime);
+  header.set_ticket(ticket.data(), ticket.size());
+  SetTimestamp(context_.clock->WallNow() + context_.ticket_lifetime, header.mutable_ticket_expire_time());
+  Log(LogLevel::kInfo, "export.granted",
+      {{"lease", absl::StrCat(lease.id())},
+       {"fingerprint", set->fingerprint().hash},
+       {"rank", absl::StrCat(shard->rank)},
+       {"uid", absl::StrCat(record().peer().uid)},
+       {"pid", absl::StrCat(record().peer().pid)}});
+  context_.metrics->CountExport(ExportResult::kGranted);
+  if (!KeepLease(std::move(lease))) return absl::OkStatus();
+  SendShard(std::move(header), *set, *shard);
+
+  std::optional<std::string> ended;
+  {
+    MutexLock lock(lease_mutex_);
+    shard_sent_ = true;
+    ended = ended_;
+  }
+  if (ended.has_value()) OnLeaseEnded(*ended);
+  return absl::OkStatus();
+}
+
+// Keeps the lease for as long as the caller stays; false if the caller has left already.
+bool ExportCall::KeepLease(Lease lease) {
+  {
+    MutexLock lock(lease_mutex_);
+    lease_ = std::move(lease);
+    if (!left_) return true;
+  }
+  DropLease("the caller left");
+  return false;
+}
+
+void ExportCall::SendShard(v1::ExportHeader header, const WeightSetEntry& set, const Shard& shard) {
+  header.set_fingerprint(set.fingerprint().hash);
+  header.set_rank(shard.rank);
+  header.set_device(shard.device);
+  *header.mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  header.set_tensor_count(shard.tensor_count);
+  v1::ExportResponse response;
+  *response.mutable_header() = std::move(header);
+  Send(Serialize(response));
+  for (const std::string_view frame : shard.manifest->frames()) Send(ShareFrame(frame, shard.manifest));
+}
+
+void ExportCall::Refuse(const absl::Status& status) {
+  context_.metrics->CountExport(ExportResult::kRefused);
+  End(status);
+}
+
+// The registry has ended the lease, or wants it back: say so once the caller has all of the manifest, and give it back
+// now.
+void ExportCall::OnLeaseEnded(const std::string& message) {
+  {
+    MutexLock lock(lease_mutex_);
+    if (!shard_sent_) {
+      ended_ = message;
+      return;
+    }
+  }
+  DropLease(message);
+  v1::ExportResponse response;
+  response.mutable_event()->set_kind(v1::ExportEvent::KIND_DRAINING);
+  response.mutable_event()->set_message(message);
+  SendAndEnd(Serialize(response), absl::OkStatus());
+}
+
+void ExportCall::OnLeft() { DropLease("the caller left"); }
+
+void ExportCall::DropLease(const std::string& cause) {
+  Lease lease;
+  {
+    MutexLock lock(lease_mutex_);
+    left_ = true;
+    lease = std::move(lease_);
+  }
+  if (!lease.held()) return;
+  context_.tickets->Revoke(lease.id());
+  const int64_t id = lease.id();
+  lease.Drop();
+  Log(LogLevel::kInfo, "export.ended",
+      {{"lease", absl::StrCat(id)},
+       {"cause", cause},
+       {"uid", absl::StrCat(record().peer().uid)},
+       {"pid", absl::StrCat(record().peer().pid)}});
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,59 @@
+// One Export call: a lease for as long as the stream is open, the header with the ticket, the manifest's frames as they
+// were serialized when the shard was loaded, then events.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/broker/registry.h"
+#include "server/broker/service_context.h"
+#include "server/broker/stream_call.h"
+#include "weightbroker/v1/weight_broker_service.pb.h"
+
+namespace weightbroker {
+
+class ExportCall : public StreamCall<grpc::ByteBuffer> {
+ public:
+  // `context` must outlive the call. `request` is a serialized v1.ExportRequest.
+  ExportCall(const ServiceContext& context, CallRecord record, const grpc::ByteBuffer& request);
+  ~ExportCall() override;
+
+  // Answers at once if the set is named by fingerprint; otherwise hands the reading of files to a worker and returns.
+  void Start();
+
+ private:
+  absl::Status StartExport();
+  void RunBySpec();
+  absl::Status ExportBySpec();
+  absl::Status ExportByFingerprint();
+  absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
+  absl::Status ExportSet(const WeightSetRef& set);
+  absl::Status Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
+  absl::Status ShowOnly(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
+  void SendShard(v1::ExportHeader header, const WeightSetEntry& set, const Shard& shard);
+  bool KeepLease(Lease lease);
+  void Refuse(const absl::Status& status);
+  void OnLeaseEnded(const std::string& message);
+  void OnLeft() override;
+  void DropLease(const std::string& cause);
+
+  std::shared_ptr<ExportCall> Self() { return std::static_pointer_cast<ExportCall>(shared_from_this()); }
+
+  const ServiceContext& context_;
+  v1::ExportRequest request_;  // constant after construction
+  bool request_parsed_ = false;
+
+  Mutex lease_mutex_;
+  Lease lease_ ABSL_GUARDED_BY(lease_mutex_);
+  bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // no lease is taken any more
+  bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;           // events may follow
+  std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);  // why the lease ended before that
+};
+
+}  // namespace weightbroker

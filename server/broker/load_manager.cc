@@ -1,0 +1,189 @@
+#include "server/broker/load_manager.h"
+
+#include <algorithm>
+#include <iterator>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker {
+namespace {
+
+absl::Status ShuttingDown() {
+  return MakeError(Reason::kDraining, "the service is shutting down; register again when it is back");
+}
+
+internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const CheckpointIdentity& identity,
+                                      int reader_threads) {
+  internal::v1::LoadRequest request;
+  ToProto(identity, &request);
+  *request.mutable_spec() = set.spec();
+  request.set_fingerprint(set.fingerprint().hash);
+  request.set_reader_threads(reader_threads);
+  return request;
+}
+
+void LogEnd(const Registry& registry, const WeightSetRef& set, const absl::Status& result) {
+  if (!result.ok()) {
+    Log(LogLevel::kError, "load.failed",
+        {{"fingerprint", set->fingerprint().hash},
+         {"model", set->spec().model()},
+         {"reason", GetErrorDetails(result).reason},
+         {"message", std::string(result.message())}});
+    return;
+  }
+  const v1::WeightSet described = registry.Describe(set);
+  LogFields fields = {{"fingerprint", described.fingerprint()},
+                      {"generation", absl::StrCat(described.generation())},
+                      {"read_bytes", absl::StrCat(described.read_bytes())},
+                      {"seconds", absl::StrCat(described.load_seconds())}};
+  for (const v1::Shard& shard : described.shards()) {
+    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
+    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
+  }
+  Log(LogLevel::kInfo, "load.resident", fields);
+}
+
+}  // namespace
+
+LoadManager::LoadManager(LoadManagerOptions options) : options_(std::move(options)) {}
+
+LoadManager::~LoadManager() { Shutdown(); }
+
+absl::StatusOr<WeightSetRef> LoadManager::Load(NewWeightSet request, const CheckpointIdentity& identity) {
+  JoinFinished();
+  RETURN_IF_ERROR(CheckRoom(request.fingerprint.hash));
+  ASSIGN_OR_RETURN(const Registry::Begun begun, options_.registry->Begin(std::move(request)));
+  if (!begun.is_new) return begun.set;
+  auto running = std::make_shared<Running>();
+  running->set = begun.set;
+  running->request = MakeRequest(*begun.set, identity, options_.reader_threads);
+  if (const absl::Status started = Start(running); !started.ok()) {
+    options_.registry->Fail(begun.set, started);
+    return started;
+  }
+  Log(LogLevel::kInfo, "load.started",
+      {{"fingerprint", begun.set->fingerprint().hash}, {"model", begun.set->spec().model()}});
+  return begun.set;
+}
+
+absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {
+  const WeightSetRef known = options_.registry->Find(fingerprint);
+  const bool joins = known != nullptr && options_.registry->View(known).state != v1::WEIGHT_SET_STATE_FAILED;
+  MutexLock lock(mutex_);
+  if (shut_down_) return ShuttingDown();
+  const int limit = options_.max_concurrent_loads + options_.max_waiting_loads;
+  if (joins || static_cast<int>(running_.size()) < limit) return absl::OkStatus();
+  return MakeError(
+      Reason::kTooManyRequests,
+      absl::StrCat(running_.size(), " loads are under way or wait, the most that there may be: try again later"),
+      {{"limit", absl::StrCat(limit)}});
+}
+
+absl::Status LoadManager::Start(const RunningRef& running) {
+  MutexLock lock(mutex_);
+  if (shut_down_) return ShuttingDown();
+  try {
+    running->thread = std::thread([this, running] { Follow(running); });
+  } catch (const std::system_error& error) {
+    return SystemError("starting a thread for a load", error.code().value());
+  }
+  running_.push_back(running);
+  return absl::OkStatus();
+}
+
+void LoadManager::Follow(const RunningRef& running) {
+  absl::Status result = WaitForTurn(running);
+  if (result.ok()) result = RunLoader(running);
+  if (!result.ok()) options_.registry->Fail(running->set, result);
+  LogEnd(*options_.registry, running->set, result);
+  if (options_.on_finished) options_.on_finished(running->set, result);
+  MutexLock lock(mutex_);
+  running->finished = true;
+  if (running->loading) --loading_;
+  changed_.NotifyAll();
+}
+
+absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      RETURN_IF_ERROR(running->cancelled);
+      if (loading_ < options_.max_concurrent_loads) {
+        ++loading_;
+        running->loading = true;
+        return absl::OkStatus();
+      }
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + options_.heartbeat);
+    }
+    options_.registry->ReportAlive(running->set);
+  }
+}
+
+// Spawns from the load's own thread, which lives as long as the loader: a child that asks to die with its parent dies
+// with the thread that started it.
+absl::Status LoadManager::RunLoader(const RunningRef& running) {
+  ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
+  const auto session =
+      std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader), options_.heartbeat);
+  {
+    MutexLock lock(mutex_);
+    if (!running->cancelled.ok()) session->Cancel(running->cancelled);
+    running->session = session;
+  }
+  const absl::Status result = session->Run();
+  MutexLock lock(mutex_);
+  running->session = nullptr;
+  return result;
+}
+
+void LoadManager::RequestCancel(const RunningRef& running, const absl::Status& cause) {
+  if (running->cancelled.ok()) running->cancelled = cause;
+  changed_.NotifyAll();
+  if (running->session != nullptr) running->session->Cancel(cause);
+}
+
+void LoadManager::Cancel(const WeightSetRef& set, const absl::Status& cause) {
+  {
+    MutexLock lock(mutex_);
+    const auto it =
+        std::find_if(running_.begin(), running_.end(), [&](const RunningRef& running) { return running->set == set; });
+    if (it == running_.end()) return;
+    const RunningRef running = *it;
+    RequestCancel(running, cause);
+    while (!running->finished) changed_.Wait(mutex_);
+  }
+  JoinFinished();
+}
+
+void LoadManager::Shutdown() {
+  {
+    MutexLock lock(mutex_);
+    shut_down_ = true;
+    for (const RunningRef& running : running_) RequestCancel(running, ShuttingDown());
+    while (
+        !std::all_of(running_.begin(), running_.end(), [](const RunningRef& running) { return running->finished; })) {
+      changed_.Wait(mutex_);
+    }
+  }
+  JoinFinished();
+}
+
+void LoadManager::JoinFinished() {
+  std::list<RunningRef> finished;
+  {
+    MutexLock lock(mutex_);
+    for (auto it = running_.begin(); it != running_.end();) {
+      const auto next = std::next(it);
+      if ((*it)->finished) finished.splice(finished.end(), running_, it);
+      it = next;
+    }
+  }
+  for (const RunningRef& running : finished) running->thread.join();
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,86 @@
+// Runs the loads: one a fingerprint, each with a loader and a thread that follows it. A load goes on when whoever asked
+// for it leaves.
+//
+//   ASSIGN_OR_RETURN(WeightSetRef set, loads.Load({spec, environment, fingerprint}, identity));   // starts, or joins
+//   auto subscription = registry->Subscribe(set, on_change);
+//   ...
+//   loads.Cancel(set, cause);                    // an operator's Unregister with force
+//
+// Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/identity/fingerprint.h"
+#include "server/broker/load_session.h"
+#include "server/broker/loader_spawner.h"
+#include "server/broker/registry.h"
+
+namespace weightbroker {
+
+struct LoadManagerOptions {
+  std::shared_ptr<Registry> registry;
+  LoaderSpawner* spawner = nullptr;  // must outlive the manager
+  int reader_threads = 0;            // of each loader; 0 lets it choose
+  int max_concurrent_loads = 2;      // loaders at once; further loads wait, in ALLOCATING
+  int max_waiting_loads = 64;        // beyond that they are refused
+  std::chrono::milliseconds heartbeat{250};
+  // Called at the end of each load, with its result, from the load's thread. May be empty.
+  std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished;
+};
+
+class LoadManager {
+ public:
+  explicit LoadManager(LoadManagerOptions options);
+  ~LoadManager();  // shuts down
+  LoadManager(const LoadManager&) = delete;
+  LoadManager& operator=(const LoadManager&) = delete;
+
+  // The set with the request's fingerprint: resident, being loaded by somebody's request, or loaded for this one from
+  // now on. Never waits for the load. Fails as Registry::Begin does, and with TOO_MANY_REQUESTS.
+  absl::StatusOr<WeightSetRef> Load(NewWeightSet request, const CheckpointIdentity& identity);
+
+  // Ends the load of `set` with `cause` and waits until its memory is back. Does nothing if none is under way.
+  void Cancel(const WeightSetRef& set, const absl::Status& cause);
+
+  // Starts no more loads, ends those under way with DRAINING and waits for them.
+  void Shutdown();
+
+ private:
+  struct Running {
+    WeightSetRef set;
+    internal::v1::LoadRequest request;
+    absl::Status cancelled;                // before there was a session
+    std::shared_ptr<LoadSession> session;  // while the loader runs
+    bool loading = false;                  // counted in loading_
+    bool finished = false;
+    std::thread thread;
+  };
+  using RunningRef = std::shared_ptr<Running>;
+
+  absl::Status CheckRoom(const std::string& fingerprint);
+  absl::Status Start(const RunningRef& running);
+  void Follow(const RunningRef& running);
+  absl::Status WaitForTurn(const RunningRef& running);
+  absl::Status RunLoader(const RunningRef& running);
+  void RequestCancel(const RunningRef& running, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void JoinFinished();
+
+  const LoadManagerOptions options_;
+
+  Mutex mutex_;
+  CondVar changed_;                                        // a load has finished, or has been cancelled
+  std::list<RunningRef> running_ ABSL_GUARDED_BY(mutex_);  // the fields of each, too
+  int loading_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace weightbroker

@@ -1,0 +1,53 @@
+// One load, as the broker sees it: the conversation with one loader over its control socket, from the plan to the
+// sealed shard. The loader parses files that nobody vouches for, so nothing it says is taken on trust.
+//
+//   LoadSession session(registry, set, std::move(loader));
+//   const absl::Status result = session.Run();     // the set is RESIDENT, or the cause
+//
+// Run blocks; Cancel may be called from another thread.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "common/base/socket.h"
+#include "server/broker/loader_spawner.h"
+#include "server/broker/registry.h"
+#include "weightbroker/internal/v1/loader.pb.h"
+
+namespace weightbroker {
+
+class LoadSession {
+ public:
+  LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
+              std::chrono::milliseconds heartbeat = std::chrono::milliseconds(250));
+
+  // Follows the load to its end. Ok: the set is RESIDENT. Otherwise the caller must Fail the set; the cause is the
+  // loader's own, MEMORY_EXHAUSTED, LOADER_FAILED (it died: how, if known), PROTOCOL_ERROR, or what Cancel was given.
+  absl::Status Run();
+
+  // Kills the loader. Run then gives `cause`, unless the set has become RESIDENT before.
+  void Cancel(const absl::Status& cause);
+
+ private:
+  absl::Status Converse();
+  absl::StatusOr<internal::v1::LoadEvent> NextEvent(std::vector<UniqueFd>* fds);
+  absl::Status OnPlanned(const internal::v1::LoadPlanned& planned);
+  absl::Status OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  absl::Status DescribeDeath();
+
+  const std::shared_ptr<Registry> registry_;
+  const WeightSetRef set_;
+  const SpawnedLoader loader_;
+  const std::chrono::milliseconds heartbeat_;
+  MemoryPlan plan_;
+
+  Mutex mutex_;
+  absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);  // not ok once cancelled
+};
+
+}  // namespace weightbroker

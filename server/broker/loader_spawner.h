@@ -1,0 +1,48 @@
+// Starts loaders, behind an interface: the broker may start them itself or ask another process to.
+//
+//   ASSIGN_OR_RETURN(SpawnedLoader loader, spawner.Spawn(request));
+//   ... talk over loader.control_socket (see protos/weightbroker/internal/v1/loader.proto) ...
+//   loader.process->WaitForEnd(std::chrono::seconds(1));      // "exit code 3", or empty if not known
+//
+// Spawn is thread-safe.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
+#include "weightbroker/internal/v1/loader.pb.h"
+
+namespace weightbroker {
+
+// A loader that has been started. Thread-safe. Its end kills the loader if that still runs, and leaves no zombie.
+class LoaderProcess {
+ public:
+  virtual ~LoaderProcess() = default;
+
+  // Ends it at once. Harmless if it has ended.
+  virtual void Kill() = 0;
+
+  // Waits at most `timeout` until it ends, and says how for people; empty if it still runs or nobody knows.
+  virtual std::string WaitForEnd(std::chrono::milliseconds timeout) = 0;
+};
+
+struct SpawnedLoader {
+  UniqueFd control_socket;  // the broker's end
+  std::unique_ptr<LoaderProcess> process;
+};
+
+class LoaderSpawner {
+ public:
+  virtual ~LoaderSpawner() = default;
+
+  // Starts a loader that has `request` and the other end of the control socket. SYSTEM_ERROR if it cannot be started.
+  virtual absl::StatusOr<SpawnedLoader> Spawn(const internal::v1::LoadRequest& request) = 0;
+};
+
+// Starts the program at `loader_path` as a child of this process.
+std::unique_ptr<LoaderSpawner> NewProcessLoaderSpawner(std::string loader_path);
+
+}  // namespace weightbroker

@@ -1,0 +1,216 @@
+#include "server/broker/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/family.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/strings.h"
+#include "server/endpoint/acceptor.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
+    "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
+constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
+                                                   refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
+                                                   refusal::kTicketInvalid,    refusal::kReplyTimeout};
+constexpr std::string_view kReasonNames[] = {
+#define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
+    WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_NAME)
+#undef WEIGHTBROKER_REASON_NAME
+};
+constexpr std::string_view kFilePrefix = "checkpoint.files.";
+
+// From a call that touches nothing to one that reads the headers of a large model.
+const prometheus::Histogram::BucketBoundaries kRpcBuckets = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
+                                                             0.05,   0.1,     0.25,   1,     5,      30,    120,  600};
+const prometheus::Histogram::BucketBoundaries kLoadBuckets = {0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800};
+
+template <typename Range>
+bool Contains(const Range& range, std::string_view value) {
+  return std::find(std::begin(range), std::end(range), value) != std::end(range);
+}
+
+const MetricInfo& Info(MetricId id) { return MetricTable()[static_cast<size_t>(id)]; }
+
+// The gauges, which nobody keeps up to date: they are read when they are scraped.
+class GaugeCollector : public prometheus::Collectable {
+ public:
+  GaugeCollector(std::string version, std::function<GaugeValues()> read)
+      : version_(std::move(version)), read_(std::move(read)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    const GaugeValues values = read_();
+    std::vector<prometheus::MetricFamily> families;
+    families.push_back(Family(MetricId::kBuildInfo));
+    AddValue(1, {{"version", version_}}, &families.back());
+    families.push_back(Family(MetricId::kWeightSets));
+    for (const auto& [state, count] : values.weight_sets_by_state)
+      AddValue(count, {{"state", state}}, &families.back());
+    const std::pair<MetricId, double> plain[] = {
+        {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
+        {MetricId::kResidentTensors, static_cast<double>(values.resident_tensors)},
+        {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
+        {MetricId::kLeases, values.leases},
+        {MetricId::kOpenConnections, values.open_connections},
+    };
+    for (const auto& [id, value] : plain) {
+      families.push_back(Family(id));
+      AddValue(value, {}, &families.back());
+    }
+    return families;
+  }
+
+ private:
+  static prometheus::MetricFamily Family(MetricId id) {
+    prometheus::MetricFamily family;
+    family.name = std::string(Info(id).name);
+    family.help = std::string(Info(id).help);
+    family.type = prometheus::MetricType::Gauge;
+    return family;
+  }
+
+  static void AddValue(double value, const std::map<std::string, std::string>& labels,
+                       prometheus::MetricFamily* family) {
+    prometheus::ClientMetric metric;
+    metric.gauge.value = value;
+    for (const auto& [name, text] : labels) metric.label.push_back({name, text});
+    family->metric.push_back(std::move(metric));
+  }
+
+  const std::string version_;
+  const std::function<GaugeValues()> read_;
+};
+
+}  // namespace
+
+const std::vector<MetricInfo>& MetricTable() {
+  static const auto* const table = new std::vector<MetricInfo>{
+#define WEIGHTBROKER_METRIC_ROW(enumerator, name, type, labels, help) {name, MetricType::type, labels, help},
+      WEIGHTBROKER_METRICS(WEIGHTBROKER_METRIC_ROW)
+#undef WEIGHTBROKER_METRIC_ROW
+  };
+  return *table;
+}
+
+std::string_view RpcMethodName(RpcMethod method) { return kRpcMethodNames[static_cast<size_t>(method)]; }
+
+std::string MismatchFieldLabel(const std::string& field) {
+  if (field.compare(0, kFilePrefix.size(), kFilePrefix) == 0) {
+    return absl::StrCat(ToAbsl(kFilePrefix), field.substr(field.rfind('.') + 1));
+  }
+  for (const std::string_view known : {"spec.", "environment.", "device.", "checkpoint."}) {
+    if (field.compare(0, known.size(), known) == 0) return field;
+  }
+  return "other";
+}
+
+Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_gauges)
+    : registry_(std::make_shared<prometheus::Registry>()),
+      gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
+      loads_(AddCounters(MetricId::kLoadsTotal)),
+      exports_(AddCounters(MetricId::kExportsTotal)),
+      refusals_(AddCounters(MetricId::kRefusalsTotal)),
+      mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
+      rpcs_(AddCounters(MetricId::kRpcsTotal)),
+      connections_refused_(AddCounters(MetricId::kConnectionsRefusedTotal)) {
+  const auto histograms = [&](MetricId id) -> prometheus::Family<prometheus::Histogram>& {
+    return prometheus::BuildHistogram()
+        .Name(std::string(Info(id).name))
+        .Help(std::string(Info(id).help))
+        .Register(*registry_);
+  };
+  load_seconds_ = &histograms(MetricId::kLoadSeconds).Add({}, kLoadBuckets);
+  auto& rpc_seconds = histograms(MetricId::kRpcDurationSeconds);
+  for (size_t i = 0; i < kRpcMethodCount; ++i) {
+    rpc_seconds_[i] = &rpc_seconds.Add({{"method", std::string(kRpcMethodNames[i])}}, kRpcBuckets);
+  }
+  // A series that is not there before its first event hides that event from rate().
+  for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
+  for (const char* result : {"granted", "looked", "refused"}) exports_.Add({{"result", result}});
+  for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
+}
+
+Metrics::~Metrics() = default;
+
+Metrics::Counters& Metrics::AddCounters(MetricId id) {
+  return prometheus::BuildCounter()
+      .Name(std::string(Info(id).name))
+      .Help(std::string(Info(id).help))
+      .Register(*registry_);
+}
+
+void Metrics::CountLoad(LoadResult result, double seconds) {
+  constexpr const char* kNames[] = {"resident", "failed", "cancelled"};
+  loads_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
+  if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountExport(ExportResult result) {
+  constexpr const char* kNames[] = {"granted", "looked", "refused"};
+  exports_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
+}
+
+void Metrics::CountRefusal(const std::string& reason) {
+  refusals_.Add({{"reason", Contains(kReasonNames, reason) ? reason : "OTHER"}}).Increment();
+}
+
+void Metrics::CountFingerprintMismatch(const std::string& field) {
+  mismatches_.Add({{"field", MismatchFieldLabel(field)}}).Increment();
+}
+
+void Metrics::CountConnectionRefused(const std::string& reason) {
+  connections_refused_.Add({{"reason", Contains(kConnectionReasons, reason) ? reason : "other"}}).Increment();
+}
+
+void Metrics::ObserveRpcDuration(RpcMethod method, double seconds) {
+  rpc_seconds_[static_cast<size_t>(method)]->Observe(seconds);
+}
+
+void Metrics::CountRpc(RpcMethod method, absl::StatusCode code) {
+  const size_t code_index = std::min(static_cast<size_t>(code), kStatusCodeCount - 1);
+  auto& cached = rpc_counters_[static_cast<size_t>(method)][code_index];
+  prometheus::Counter* counter = cached.load(std::memory_order_acquire);
+  if (counter == nullptr) {
+    counter = &rpcs_.Add({{"method", std::string(RpcMethodName(method))},
+                          {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code_index))}});
+    cached.store(counter, std::memory_order_release);
+  }
+  counter->Increment();
+}
+
+absl::StatusOr<int> Metrics::Serve(int port) {
+  const std::string address = absl::StrCat("127.0.0.1:", port);
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/2);
+    exposer_->RegisterCollectable(registry_);
+    exposer_->RegisterCollectable(gauges_);
+    return exposer_->GetListeningPorts().at(0);
+  } catch (const std::exception& error) {
+    exposer_ = nullptr;
+    return MakeError(Reason::kSystemError,
+                     absl::StrCat("metrics cannot be served on ", address, " (", error.what(),
+                                  "): is the port taken? choose another"),
+                     {{"address", address}});
+  }
+}
+
+std::string Metrics::Render() const {
+  std::vector<prometheus::MetricFamily> families = registry_->Collect();
+  for (prometheus::MetricFamily& family : gauges_->Collect()) families.push_back(std::move(family));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,153 @@
+// What Prometheus sees. Every metric is a row of one table; docs/metrics.md has the same rows, and a test checks that.
+//
+//   Metrics metrics(version, [&] { return ReadGauges(); });
+//   RETURN_IF_ERROR(metrics.Serve(9464));                     // on loopback only; SYSTEM_ERROR if the port is taken
+//   metrics.ObserveRpc(RpcMethod::kHealth, absl::StatusCode::kOk, seconds);
+//
+// Label values come from bounded sets: what a caller or a file can name freely is folded into "other" or left out.
+// Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace prometheus {
+class Collectable;
+class Counter;
+class Exposer;
+class Histogram;
+class Registry;
+template <typename T>
+class Family;
+}  // namespace prometheus
+
+namespace weightbroker {
+
+enum class MetricType { kCounter, kGauge, kHistogram };
+
+struct MetricInfo {
+  std::string_view name;
+  MetricType type;
+  std::string_view labels;  // comma-separated; empty for none
+  std::string_view help;    // plain: prometheus-cpp does not escape it
+};
+
+// X(enumerator, name, type, labels, help)
+#define WEIGHTBROKER_METRICS(X)                                                                                     \
+  X(kBuildInfo, "weightbroker_build_info", kGauge, "version", "Always 1; the labels say what is running.")          \
+  X(kWeightSets, "weightbroker_weight_sets", kGauge, "state", "Weight sets that the service knows, by state.")      \
+  X(kResidentBytes, "weightbroker_resident_bytes", kGauge, "", "Memory that resident weight sets take.")            \
+  X(kResidentTensors, "weightbroker_resident_tensors", kGauge, "", "Tensors in resident weight sets, aliases too.") \
+  X(kReservedBytes, "weightbroker_reserved_bytes", kGauge, "",                                                      \
+    "Memory that is granted to resident weight sets and to loads under way.")                                       \
+  X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
+  X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
+  X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
+    "Loads that have ended: resident, failed, cancelled.")                                                          \
+  X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
+    "Time from Register to residency, of loads that got there.")                                                    \
+  X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
+    "Exports: granted (with a lease), looked (without), refused.")                                                  \
+  X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
+    "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
+  X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
+    "Fields in which a wanted weight set differed from the resident one; names of files are left out.")             \
+  X(kRpcsTotal, "weightbroker_rpcs_total", kCounter, "method,code", "Calls that have ended, by method and code.")   \
+  X(kRpcDurationSeconds, "weightbroker_rpc_duration_seconds", kHistogram, "method",                                 \
+    "Time that a call took; of Export, until the manifest was sent.")                                               \
+  X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
+    "Connections refused or dropped before they reached gRPC, and tickets refused.")
+
+enum class MetricId {
+#define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
+  WEIGHTBROKER_METRICS(WEIGHTBROKER_METRIC_ENUMERATOR)
+#undef WEIGHTBROKER_METRIC_ENUMERATOR
+};
+
+// The whole table, in the order of MetricId.
+const std::vector<MetricInfo>& MetricTable();
+
+enum class RpcMethod {
+  kRegister,
+  kFingerprint,
+  kExport,
+  kHealth,
+  kListWeightSets,
+  kUnregister,
+  kHealthCheck,
+  kHealthWatch,
+};
+inline constexpr size_t kRpcMethodCount = 8;
+inline constexpr size_t kStatusCodeCount = 17;
+std::string_view RpcMethodName(RpcMethod method);
+
+enum class LoadResult { kResident, kFailed, kCancelled };
+enum class ExportResult { kGranted, kLooked, kRefused };
+
+// What is read at the moment of a scrape.
+struct GaugeValues {
+  std::map<std::string, int> weight_sets_by_state;  // every state that can be listed, also those with 0
+  int64_t resident_bytes = 0;
+  int64_t resident_tensors = 0;
+  int64_t reserved_bytes = 0;
+  int leases = 0;
+  int open_connections = 0;
+};
+
+// A fingerprint's field without the name of a file in it: "checkpoint.files.a.safetensors.header_sha256" becomes
+// "checkpoint.files.header_sha256"; what is not of a known kind becomes "other".
+std::string MismatchFieldLabel(const std::string& field);
+
+class Metrics {
+ public:
+  Metrics(const std::string& version, std::function<GaugeValues()> read_gauges);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  void CountLoad(LoadResult result, double seconds);
+  void CountExport(ExportResult result);
+  void CountRefusal(const std::string& reason);
+  void CountFingerprintMismatch(const std::string& field);
+  void CountConnectionRefused(const std::string& reason);
+  void ObserveRpcDuration(RpcMethod method, double seconds);
+  void CountRpc(RpcMethod method, absl::StatusCode code);
+
+  // Serves /metrics on 127.0.0.1:`port`; 0 takes a free one. Gives the port. SYSTEM_ERROR naming the address if it
+  // cannot.
+  absl::StatusOr<int> Serve(int port);
+
+  // What a scrape would get.
+  std::string Render() const;
+
+ private:
+  using Counters = prometheus::Family<prometheus::Counter>;
+
+  Counters& AddCounters(MetricId id);
+
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::shared_ptr<prometheus::Collectable> gauges_;
+  Counters& loads_;
+  Counters& exports_;
+  Counters& refusals_;
+  Counters& mismatches_;
+  Counters& rpcs_;
+  Counters& connections_refused_;
+  prometheus::Histogram* load_seconds_ = nullptr;
+  std::array<prometheus::Histogram*, kRpcMethodCount> rpc_seconds_ = {};
+  // Found once and kept: looking a series up by its labels costs more than the rest of a Health call's accounting.
+  std::array<std::array<std::atomic<prometheus::Counter*>, kStatusCodeCount>, kRpcMethodCount> rpc_counters_ = {};
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+}  // namespace weightbroker

@@ -1,0 +1,115 @@
+#include "server/broker/register_call.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/broker/spec_resolution.h"
+
+namespace weightbroker {
+namespace {
+
+v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSetView& view) {
+  v1::RegisterResponse response;
+  v1::RegisterProgress& progress = *response.mutable_progress();
+  progress.set_phase(view.state);
+  progress.set_done_bytes(view.done_bytes);
+  progress.set_total_bytes(view.total_bytes);
+  progress.set_rate_bytes_per_second(view.rate_bytes_per_second);
+  progress.set_fingerprint(set.fingerprint().hash);
+  return response;
+}
+
+absl::Status CheckDevices(const v1::RegisterRequest& request) {
+  const int ranks = std::max(1, request.spec().tensor_parallel_size());
+  if (request.devices_size() > ranks) {
+    return MakeError(Reason::kInvalidArgument,
+                     absl::StrCat(request.devices_size(), " devices are named for ", ranks, " ranks"),
+                     {{"field", "devices"}, {"ranks", absl::StrCat(ranks)}});
+  }
+  for (const std::string& device : request.devices()) {
+    if (device == "host") continue;
+    return MakeError(Reason::kDeviceUnknown,
+                     absl::StrCat("device \"", device.substr(0, 64), "\" is not one of this service's: host"),
+                     {{"device", device.substr(0, 64)}, {"devices", "host"}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHandleKinds(const v1::RegisterRequest& request) {
+  if (request.handle_kinds().empty()) return absl::OkStatus();
+  std::string wanted;
+  for (const int kind : request.handle_kinds()) {
+    if (kind == v1::HANDLE_KIND_HOST_MEMFD) return absl::OkStatus();
+    absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", kind);
+  }
+  return MakeError(Reason::kHandleKindUnsupported,
+                   absl::StrCat("the service offers HOST_MEMFD (1), but the caller can map only kinds ", wanted),
+                   {{"handle_kind", "HOST_MEMFD"}, {"wanted", wanted}});
+}
+
+}  // namespace
+
+void RegisterCall::Start() {
+  absl::Status status = record().CheckCaller();
+  if (status.ok()) status = CheckRequest();
+  if (status.ok() && !context_.workers->TrySubmit([self = Self()] { self->Run(); })) status = WorkersBusyError();
+  if (!status.ok()) End(status);
+}
+
+absl::Status RegisterCall::CheckRequest() const {
+  RETURN_IF_ERROR(CheckDevices(request_));
+  return CheckHandleKinds(request_);
+}
+
+void RegisterCall::Run() {
+  absl::StatusOr<WeightSetRef> set = FindOrLoad();
+  if (!set.ok()) {
+    End(set.status());
+    return;
+  }
+  set_ = *std::move(set);
+  if (request_.wait()) {
+    subscription_ = context_.registry->Subscribe(set_, [weak = weak_from_this()] {
+      if (const auto self = std::static_pointer_cast<RegisterCall>(weak.lock())) self->OnChange();
+    });
+  }
+  OnChange();
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+  ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
+  ASSIGN_OR_RETURN(
+      WeightSetRef set,
+      context_.loads->Load({resolved.spec, resolved.environment, std::move(resolved.fingerprint)}, *resolved.identity));
+  Log(LogLevel::kInfo, "register",
+      {{"fingerprint", set->fingerprint().hash},
+       {"model", set->spec().model()},
+       {"state", StateName(context_.registry->View(set).state)},
+       {"uid", absl::StrCat(record().peer().uid)},
+       {"pid", absl::StrCat(record().peer().pid)}});
+  return set;
+}
+
+// Called for each change of the set, from whichever thread caused it.
+void RegisterCall::OnChange() {
+  const WeightSetView view = context_.registry->View(set_);
+  if (view.state == v1::WEIGHT_SET_STATE_FAILED) {
+    End(view.failure);
+  } else if (view.state == v1::WEIGHT_SET_STATE_RELEASED) {
+    End(MakeError(Reason::kCancelled, "the weight set was unregistered while this call waited for it",
+                  {{"fingerprint", set_->fingerprint().hash}}));
+  } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !request_.wait()) {
+    v1::RegisterResponse response;
+    *response.mutable_weight_set() = context_.registry->Describe(set_);
+    SendAndEnd(std::move(response), absl::OkStatus());
+  } else {
+    SendLatest(ProgressResponse(*set_, view));
+  }
+}
+
+}  // namespace weightbroker

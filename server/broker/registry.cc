@@ -1,0 +1,529 @@
+#include "server/broker/registry.h"
+
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr size_t kMinPrefixDigits = 8;
+constexpr size_t kFingerprintDigits = 64;
+
+void Call(const std::vector<std::function<void()>>& callbacks) {
+  for (const auto& callback : callbacks) callback();
+}
+
+bool IsFingerprintPrefix(const std::string& text) {
+  return text.size() >= kMinPrefixDigits && text.size() <= kFingerprintDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+bool HasEnded(v1::WeightSetState state) {
+  return state == v1::WEIGHT_SET_STATE_FAILED || state == v1::WEIGHT_SET_STATE_RELEASED;
+}
+
+bool IsLoading(v1::WeightSetState state) {
+  return state == v1::WEIGHT_SET_STATE_ALLOCATING || state == v1::WEIGHT_SET_STATE_LOADING ||
+         state == v1::WEIGHT_SET_STATE_VERIFYING;
+}
+
+absl::Status DrainingError() {
+  return MakeError(Reason::kDraining, "the service is shutting down; connect again when it is back");
+}
+
+absl::Status IllegalMove(const WeightSetEntry& set, v1::WeightSetState from, v1::WeightSetState to) {
+  return MakeError(
+      Reason::kProtocolError,
+      absl::StrCat("weight set ", set.fingerprint().hash, " cannot go from ", StateName(from), " to ", StateName(to)),
+      {{"fingerprint", set.fingerprint().hash}, {"from", StateName(from)}, {"to", StateName(to)}});
+}
+
+absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view) {
+  return MakeError(
+      Reason::kStillLoading,
+      absl::StrCat("weight set ", set.fingerprint().hash, " is still being loaded: ", StateName(view.state), ", ",
+                   view.done_bytes, " of ", view.total_bytes, " bytes; call Register with wait to see it through"),
+      {{"fingerprint", set.fingerprint().hash},
+       {"state", StateName(view.state)},
+       {"done_bytes", absl::StrCat(view.done_bytes)},
+       {"total_bytes", absl::StrCat(view.total_bytes)}});
+}
+
+absl::Status NotResidentError(const WeightSetEntry& set, const WeightSetView& view) {
+  std::string message = absl::StrCat("weight set ", set.fingerprint().hash, " is ", StateName(view.state));
+  std::map<std::string, std::string> metadata = {{"fingerprint", set.fingerprint().hash},
+                                                 {"state", StateName(view.state)}};
+  if (!view.failure.ok()) {
+    absl::StrAppend(&message, ": ", view.failure.message());
+    metadata["cause"] = GetErrorDetails(view.failure).reason;
+  }
+  absl::StrAppend(&message, "; call Register to load it");
+  return MakeError(Reason::kNotResident, message, metadata);
+}
+
+std::string JoinKinds(const std::vector<v1::HandleKind>& kinds) {
+  std::string joined;
+  for (const v1::HandleKind kind : kinds) absl::StrAppend(&joined, joined.empty() ? "" : ", ", HandleKindName(kind));
+  return joined;
+}
+
+}  // namespace
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this == &other) return *this;
+  Drop();
+  registry_ = std::exchange(other.registry_, nullptr);
+  id_ = std::exchange(other.id_, 0);
+  generation_ = std::exchange(other.generation_, 0);
+  set_ = std::exchange(other.set_, nullptr);
+  shard_ = std::exchange(other.shard_, nullptr);
+  return *this;
+}
+
+void Lease::Drop() {
+  shard_.reset();  // before the registry says that the memory is free
+  if (auto registry = std::exchange(registry_, nullptr)) registry->DropLease(id_);
+}
+
+Subscription& Subscription::operator=(Subscription&& other) noexcept {
+  if (this == &other) return *this;
+  Cancel();
+  cancel_ = std::exchange(other.cancel_, nullptr);
+  return *this;
+}
+
+void Subscription::Cancel() {
+  if (auto cancel = std::exchange(cancel_, nullptr)) cancel();
+}
+
+std::shared_ptr<Registry> Registry::Create(RegistryOptions options) {
+  return std::shared_ptr<Registry>(new Registry(std::move(options)));
+}
+
+absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
+  Callbacks callbacks;
+  Begun begun;
+  {
+    MutexLock lock(mutex_);
+    if (draining_) return DrainingError();
+    const auto same = std::find_if(sets_.begin(), sets_.end(), [&](const WeightSetRef& set) {
+      return set->fingerprint().hash == request.fingerprint.hash;
+    });
+    if (same != sets_.end() && (*same)->state_ == v1::WEIGHT_SET_STATE_FAILED) {
+      sets_.erase(same);
+    } else if (same != sets_.end()) {
+      return Begun{*same, false};
+    }
+    begun = {std::make_shared<WeightSetEntry>(std::move(request)), true};
+    const auto last = generations_.find(begun.set->fingerprint().hash);
+    begun.set->generation_ = last == generations_.end() ? 0 : last->second;
+    begun.set->register_time_ = options_.clock->WallNow();
+    begun.set->register_steady_ = options_.clock->SteadyNow();
+    sets_.push_back(begun.set);
+    CollectObservers(*begun.set, &callbacks);
+  }
+  Call(callbacks);
+  return begun;
+}
+
+absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& plan) {
+  if (plan.slab_bytes < 0 || plan.read_bytes < 0 || plan.tensor_count < 0) {
+    return MakeError(Reason::kProtocolError, "the loader planned a negative amount of memory, reading or tensors");
+  }
+  const HostMemory host = options_.host_memory();  // reads files: not under the lock
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
+      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
+    }
+    RETURN_IF_ERROR(CheckMemory(plan.slab_bytes, host));
+    set->plan_ = plan;
+    set->reserved_bytes_ = plan.slab_bytes;
+    set->granted_steady_ = options_.clock->SteadyNow();
+    reserved_bytes_ += plan.slab_bytes;
+    Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+absl::Status Registry::CheckMemory(int64_t need_bytes, const HostMemory& host) const {
+  // What loads under way have been granted but have not filled yet is still "available" to the machine.
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    if (IsLoading(set->state_)) promised_bytes += std::max<int64_t>(0, set->reserved_bytes_ - set->done_bytes_);
+  }
+  int64_t have_bytes = host.available_bytes - promised_bytes;
+  std::string limited_by = host.limited_by;
+  if (options_.memory_limit_bytes > 0 && options_.memory_limit_bytes - reserved_bytes_ < have_bytes) {
+    have_bytes = options_.memory_limit_bytes - reserved_bytes_;
+    limited_by = "memory_limit";
+  }
+  have_bytes = std::max<int64_t>(0, have_bytes);
+  if (need_bytes <= have_bytes) return absl::OkStatus();
+  return MakeError(Reason::kMemoryExhausted,
+                   absl::StrCat("the weights need ", need_bytes, " bytes but only ", have_bytes,
+                                " are to be had (limited by ", limited_by, "; ", reserved_bytes_,
+                                " are taken by other weight sets): unregister one, or raise the limit"),
+                   {{"need_bytes", absl::StrCat(need_bytes)},
+                    {"have_bytes", absl::StrCat(have_bytes)},
+                    {"reserved_bytes", absl::StrCat(reserved_bytes_)},
+                    {"limited_by", limited_by}});
+}
+
+absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    const bool stays = phase == set->state_ && phase != v1::WEIGHT_SET_STATE_ALLOCATING && IsLoading(phase);
+    if (!stays && (phase != v1::WEIGHT_SET_STATE_VERIFYING || !CanMove(set->state_, phase))) {
+      return IllegalMove(*set, set->state_, phase);
+    }
+    set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->plan_.read_bytes);
+    if (stays) {
+      for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
+    } else {
+      Move(*set, phase, &callbacks);
+    }
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+void Registry::ReportAlive(const WeightSetRef& set) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
+  }
+  Call(callbacks);
+}
+
+absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
+                                    int64_t read_bytes) {
+  int64_t size_bytes = 0;
+  for (const auto& shard : shards) size_bytes += shard->size_bytes;
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (HasEnded(set->state_)) {
+      return MakeError(Reason::kCancelled,
+                       absl::StrCat("weight set ", set->fingerprint().hash, " ended while it was loaded"));
+    }
+    if (set->state_ == v1::WEIGHT_SET_STATE_LOADING) Move(*set, v1::WEIGHT_SET_STATE_VERIFYING, &callbacks);
+    if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_RESIDENT)) {
+      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_RESIDENT);
+    }
+    if (shards.empty() || size_bytes > set->reserved_bytes_) {
+      return MakeError(Reason::kProtocolError,
+                       absl::StrCat("the loader was granted ", set->reserved_bytes_, " bytes and handed over ",
+                                    size_bytes, " in ", shards.size(), " shards"));
+    }
+    set->lease_counts_.assign(shards.size(), 0);
+    set->shards_ = std::move(shards);
+    set->read_bytes_ = read_bytes;
+    set->done_bytes_ = set->plan_.read_bytes;
+    set->generation_ = ++generations_[set->fingerprint().hash];
+    set->resident_time_ = options_.clock->WallNow();
+    set->load_seconds_ = std::chrono::duration<double>(options_.clock->SteadyNow() - set->register_steady_).count();
+    Move(*set, v1::WEIGHT_SET_STATE_RESIDENT, &callbacks);
+    // A load that ended while the service drains is released at once: nobody may take a lease on it any more.
+    if (draining_) {
+      Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
+      FinishRelease(set, &callbacks);
+    }
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+void Registry::Fail(const WeightSetRef& set, const absl::Status& cause) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_FAILED)) return;
+    set->failure_ = cause;
+    GiveMemoryBack(*set, &callbacks);
+    Move(*set, v1::WEIGHT_SET_STATE_FAILED, &callbacks);
+    ForgetOldFailures();
+  }
+  Call(callbacks);
+}
+
+WeightSetRef Registry::Find(const std::string& fingerprint) const {
+  MutexLock lock(mutex_);
+  for (const WeightSetRef& set : sets_) {
+    if (set->fingerprint().hash == fingerprint) return set;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) const {
+  if (!IsFingerprintPrefix(prefix)) {
+    return MakeError(Reason::kInvalidArgument,
+                     absl::StrCat("fingerprint \"", prefix.substr(0, kFingerprintDigits), "\" is not ",
+                                  kMinPrefixDigits, " to ", kFingerprintDigits, " lower-case hexadecimal digits"),
+                     {{"field", "fingerprint"}});
+  }
+  std::vector<WeightSetRef> found;
+  {
+    MutexLock lock(mutex_);
+    for (const WeightSetRef& set : sets_) {
+      if (set->fingerprint().hash.compare(0, prefix.size(), prefix) == 0) found.push_back(set);
+    }
+  }
+  if (found.empty()) {
+    return MakeError(
+        Reason::kWeightSetUnknown,
+        absl::StrCat("no weight set has a fingerprint that starts with ", prefix, "; list shows those there are"),
+        {{"fingerprint", prefix}});
+  }
+  if (found.size() > 1) {
+    return MakeError(
+        Reason::kWeightSetAmbiguous,
+        absl::StrCat(found.size(), " weight sets have a fingerprint that starts with ", prefix, ", among them ",
+                     found[0]->fingerprint().hash, " and ", found[1]->fingerprint().hash, ": give more digits"),
+        {{"fingerprint", prefix}, {"matches", absl::StrCat(found.size())}});
+  }
+  return found.front();
+}
+
+std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const {
+  std::vector<WeightSetRef> found;
+  MutexLock lock(mutex_);
+  for (const WeightSetRef& set : sets_) {
+    const bool there = set->state_ == v1::WEIGHT_SET_STATE_RESIDENT || IsLoading(set->state_);
+    if (there && set->spec().model() == model) found.push_back(set);
+  }
+  return found;
+}
+
+absl::StatusOr<std::shared_ptr<const Shard>> Registry::FindShard(const WeightSetEntry& set, int32_t rank,
+                                                                 const std::vector<v1::HandleKind>& kinds) const {
+  if (draining_) return DrainingError();
+  if (IsLoading(set.state_)) return StillLoadingError(set, ViewLocked(set));
+  if (set.state_ != v1::WEIGHT_SET_STATE_RESIDENT) return NotResidentError(set, ViewLocked(set));
+  if (rank < 0 || static_cast<size_t>(rank) >= set.shards_.size()) {
+    return MakeError(Reason::kRankOutOfRange,
+                     absl::StrCat("rank ", rank, " is asked for but the weight set has ", set.shards_.size(),
+                                  " on this node, counted from 0"),
+                     {{"rank", absl::StrCat(rank)}, {"rank_count", absl::StrCat(set.shards_.size())}});
+  }
+  const auto& shard = set.shards_[static_cast<size_t>(rank)];
+  if (!kinds.empty() && std::find(kinds.begin(), kinds.end(), shard->handle_kind) == kinds.end()) {
+    return MakeError(Reason::kHandleKindUnsupported,
+                     absl::StrCat("the weight set is held as ", HandleKindName(shard->handle_kind),
+                                  ", fixed when it was registered, but the caller can map only ", JoinKinds(kinds)),
+                     {{"handle_kind", HandleKindName(shard->handle_kind)}, {"wanted", JoinKinds(kinds)}});
+  }
+  return shard;
+}
+
+absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
+                                        LeaseEnded on_ended) {
+  MutexLock lock(mutex_);
+  ASSIGN_OR_RETURN(auto shard, FindShard(*set, rank, kinds));
+  Lease lease;
+  lease.registry_ = shared_from_this();
+  lease.id_ = ++last_lease_id_;
+  lease.generation_ = set->generation_;
+  lease.set_ = set;
+  lease.shard_ = std::move(shard);
+  leases_[lease.id_] = {set, static_cast<size_t>(rank), std::move(on_ended)};
+  ++set->lease_counts_[static_cast<size_t>(rank)];
+  return lease;
+}
+
+absl::StatusOr<std::shared_ptr<const Shard>> Registry::Look(const WeightSetRef& set, int32_t rank,
+                                                            const std::vector<v1::HandleKind>& kinds) const {
+  MutexLock lock(mutex_);
+  return FindShard(*set, rank, kinds);
+}
+
+void Registry::DropLease(int64_t id) {
+  Callbacks callbacks;
+  LeaseRecord record;  // destroyed after the lock: its callback may hold what locks again
+  {
+    MutexLock lock(mutex_);
+    const auto it = leases_.find(id);
+    if (it == leases_.end()) return;  // ended by force
+    record = std::move(it->second);
+    leases_.erase(it);
+    WeightSetEntry& set = *record.set;
+    --set.lease_counts_[record.rank];
+    const bool draining = set.state_ == v1::WEIGHT_SET_STATE_DRAINING;
+    if (draining && CountLeases(set) == 0) FinishRelease(record.set, &callbacks);
+  }
+  Call(callbacks);
+}
+
+absl::StatusOr<Registry::Released> Registry::Release(const WeightSetRef& set) {
+  Callbacks callbacks;
+  absl::StatusOr<Released> released;
+  {
+    MutexLock lock(mutex_);
+    if (const int leases = CountLeases(*set); leases > 0) {
+      return MakeError(Reason::kLeased,
+                       absl::StrCat("weight set ", set->fingerprint().hash, " has ", leases,
+                                    " leases: stop the engines that hold them, or use force"),
+                       {{"fingerprint", set->fingerprint().hash}, {"lease_count", absl::StrCat(leases)}});
+    }
+    released = ReleaseLocked(set, &callbacks);
+  }
+  Call(callbacks);
+  return released;
+}
+
+absl::StatusOr<Registry::Released> Registry::ReleaseByForce(const WeightSetRef& set) {
+  Callbacks callbacks;
+  absl::StatusOr<Released> released;
+  {
+    MutexLock lock(mutex_);
+    released = ReleaseLocked(set, &callbacks);
+  }
+  Call(callbacks);
+  return released;
+}
+
+absl::StatusOr<Registry::Released> Registry::ReleaseLocked(const WeightSetRef& set, Callbacks* callbacks) {
+  if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
+  Released released;
+  if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, callbacks);
+  if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) {  // failed, or released meanwhile by somebody else
+    released.set = DescribeLocked(*set);
+    Forget(set);
+    return released;
+  }
+  released.ended_leases =
+      EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", callbacks);
+  released.set = DescribeLocked(*set);
+  FinishRelease(set, callbacks);
+  released.set.set_state(set->state_);
+  return released;
+}
+
+int Registry::EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks) {
+  int ended = 0;
+  for (auto it = leases_.begin(); it != leases_.end();) {
+    if (it->second.set != set) {
+      ++it;
+      continue;
+    }
+    ++ended;
+    if (it->second.on_ended) {
+      callbacks->push_back([on_ended = std::move(it->second.on_ended), message] { on_ended(message); });
+    }
+    it = leases_.erase(it);
+  }
+  set->lease_counts_.assign(set->lease_counts_.size(), 0);
+  return ended;
+}
+
+void Registry::BeginDrain() {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (draining_) return;
+    draining_ = true;
+    for (auto& [id, record] : leases_) {
+      if (!record.on_ended) continue;
+      callbacks.push_back([on_ended = std::exchange(record.on_ended, nullptr)] {
+        on_ended("the service is shutting down; what is mapped stays valid");
+      });
+    }
+    for (const WeightSetRef& set : std::vector<WeightSetRef>(sets_)) {
+      if (set->state_ != v1::WEIGHT_SET_STATE_RESIDENT) continue;
+      Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
+      if (CountLeases(*set) == 0) FinishRelease(set, &callbacks);
+    }
+    for (const auto& [id, observer] : state_observers_) callbacks.push_back(observer);
+  }
+  Call(callbacks);
+}
+
+Subscription Registry::Subscribe(const WeightSetRef& set, std::function<void()> changed) {
+  MutexLock lock(mutex_);
+  const int64_t id = ++last_subscription_id_;
+  set->observers_[id] = std::move(changed);
+  return Subscription([self = shared_from_this(), set, id] {
+    MutexLock cancel_lock(self->mutex_);
+    set->observers_.erase(id);
+  });
+}
+
+Subscription Registry::SubscribeToStates(std::function<void()> changed) {
+  MutexLock lock(mutex_);
+  const int64_t id = ++last_subscription_id_;
+  state_observers_[id] = std::move(changed);
+  return Subscription([self = shared_from_this(), id] {
+    MutexLock cancel_lock(self->mutex_);
+    self->state_observers_.erase(id);
+  });
+}
+
+bool Registry::CanMove(v1::WeightSetState from, v1::WeightSetState to) {
+  switch (to) {
+    case v1::WEIGHT_SET_STATE_LOADING:
+      return from == v1::WEIGHT_SET_STATE_ALLOCATING;
+    case v1::WEIGHT_SET_STATE_VERIFYING:
+      return from == v1::WEIGHT_SET_STATE_LOADING;
+    case v1::WEIGHT_SET_STATE_RESIDENT:
+      return from == v1::WEIGHT_SET_STATE_VERIFYING;
+    case v1::WEIGHT_SET_STATE_DRAINING:
+      return from == v1::WEIGHT_SET_STATE_RESIDENT;
+    case v1::WEIGHT_SET_STATE_RELEASED:
+      return from == v1::WEIGHT_SET_STATE_DRAINING;
+    case v1::WEIGHT_SET_STATE_FAILED:
+      return IsLoading(from) || from == v1::WEIGHT_SET_STATE_RESIDENT;
+    default:
+      return false;
+  }
+}
+
+void Registry::Move(WeightSetEntry& set, v1::WeightSetState to, Callbacks* callbacks) {
+  assert(CanMove(set.state_, to));  // what others send is checked before it gets here
+  set.state_ = to;
+  CollectObservers(set, callbacks);
+}
+
+void Registry::CollectObservers(const WeightSetEntry& set, Callbacks* callbacks) const {
+  for (const auto& [id, observer] : set.observers_) callbacks->push_back(observer);
+  for (const auto& [id, observer] : state_observers_) callbacks->push_back(observer);
+}
+
+int Registry::CountLeases(const WeightSetEntry& set) {
+  return std::accumulate(set.lease_counts_.begin(), set.lease_counts_.end(), 0);
+}
+
+void Registry::GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) {
+  // Closing the last descriptor of a slab frees its pages, which takes the kernel a good part of a second for 8 GiB:
+  // not under the lock, but when the callbacks go.
+  callbacks->push_back([shards = std::exchange(set.shards_, {})] {});
+  reserved_bytes_ -= std::exchange(set.reserved_bytes_, 0);
+}
+
+void Registry::FinishRelease(const WeightSetRef& set, Callbacks* callbacks) {
+  GiveMemoryBack(*set, callbacks);
+  Move(*set, v1::WEIGHT_SET_STATE_RELEASED, callbacks);
+  Forget(set);
+}
+
+void Registry::Forget(const WeightSetRef& set) {
+  sets_.erase(std::remove(sets_.begin(), sets_.end(), set), sets_.end());
+}
+
+void Registry::ForgetOldFailures() {
+  const auto failed = [](const WeightSetRef& set) { return set->state_ == v1::WEIGHT_SET_STATE_FAILED; };
+  while (static_cast<size_t>(std::count_if(sets_.begin(), sets_.end(), failed)) > options_.max_failed_sets) {
+    sets_.erase(std::find_if(sets_.begin(), sets_.end(), failed));
+  }
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,299 @@
+// What is resident on this node, what is being made so, and who holds it: weight sets, their states, memory
+// reservations and leases. It knows neither gRPC nor CUDA nor processes; see load_manager.h for who drives it.
+//
+//   ASSIGN_OR_RETURN(auto begun, registry->Begin({spec, environment, fingerprint}));   // joins one that is there
+//   RETURN_IF_ERROR(registry->GrantMemory(begun.set, plan));                           // MEMORY_EXHAUSTED: need and
+//   have RETURN_IF_ERROR(registry->MakeResident(begun.set, std::move(shards), read_bytes)); auto lease =
+//   registry->Acquire(begun.set, /*rank=*/0, {}, on_ended);               // STILL_LOADING, DRAINING, ... if
+//   (!lease.ok()) return lease.status();                                            // dropped when *lease goes
+//
+// Thread-safe. Callbacks are called without any lock held, from whichever thread caused them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/identity/fingerprint.h"
+#include "common/memory/host_memory.h"
+#include "server/broker/clock.h"
+#include "server/broker/shard.h"
+#include "weightbroker/v1/types.pb.h"
+
+namespace weightbroker {
+
+struct NewWeightSet {
+  v1::WeightSpec spec;  // completed, the model as a resolved absolute path
+  v1::Environment environment;
+  Fingerprint fingerprint;
+};
+
+// What a loader says it will need.
+struct MemoryPlan {
+  int64_t slab_bytes = 0;
+  int64_t read_bytes = 0;
+  int64_t tensor_count = 0;
+};
+
+// One registration of a weight set. Whoever holds a reference can ask for its state at any time, also after it has
+// ended; a reference does not keep the memory.
+class WeightSetEntry {
+ public:
+  explicit WeightSetEntry(NewWeightSet request) : request_(std::move(request)) {}
+
+  const v1::WeightSpec& spec() const { return request_.spec; }
+  const v1::Environment& environment() const { return request_.environment; }
+  const Fingerprint& fingerprint() const { return request_.fingerprint; }
+
+ private:
+  friend class Registry;
+
+  const NewWeightSet request_;
+
+  // Guarded by the registry's mutex from here on.
+  // ALLOCATING → LOADING → VERIFYING → RESIDENT → DRAINING → RELEASED; the first four → FAILED. See Registry::CanMove.
+  v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
+  int64_t generation_ = 0;
+  MemoryPlan plan_;             // what has been granted; zeros before
+  int64_t reserved_bytes_ = 0;  // counted in Registry::reserved_bytes_
+  int64_t done_bytes_ = 0;
+  int64_t read_bytes_ = 0;
+  absl::Status failure_;
+  std::vector<std::shared_ptr<const Shard>> shards_;  // by rank; while RESIDENT or DRAINING
+  std::vector<int> lease_counts_;                     // by rank; RELEASED only when all are 0
+  std::chrono::system_clock::time_point register_time_;
+  std::chrono::system_clock::time_point resident_time_;
+  std::chrono::steady_clock::time_point register_steady_;
+  std::chrono::steady_clock::time_point granted_steady_;
+  double load_seconds_ = 0;
+  std::map<int64_t, std::function<void()>> observers_;  // by subscription id
+};
+using WeightSetRef = std::shared_ptr<WeightSetEntry>;
+
+// What a weight set looks like at one moment.
+struct WeightSetView {
+  v1::WeightSetState state = v1::WEIGHT_SET_STATE_UNSPECIFIED;
+  int64_t generation = 0;
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  double rate_bytes_per_second = 0;
+  absl::Status failure;  // the cause, in state FAILED
+};
+
+// Sums over all weight sets at one moment.
+struct RegistryTotals {
+  std::map<v1::WeightSetState, int> sets_by_state;
+  int64_t resident_bytes = 0;
+  int64_t resident_tensors = 0;
+  int64_t reserved_bytes = 0;
+  int lease_count = 0;
+  bool draining = false;
+
+  int CountLoads() const;
+  int CountResident() const;
+};
+
+class Registry;
+
+// A hold on one shard: its memory stays for as long as this lives, unless an operator forces it out. Move-only; not
+// thread-safe. It keeps the registry.
+class Lease {
+ public:
+  Lease() = default;
+  Lease(Lease&& other) noexcept { *this = std::move(other); }
+  Lease& operator=(Lease&& other) noexcept;
+  ~Lease() { Drop(); }
+
+  bool held() const { return registry_ != nullptr; }
+  int64_t id() const { return id_; }
+  int64_t generation() const { return generation_; }
+  const WeightSetRef& set() const { return set_; }
+  const std::shared_ptr<const Shard>& shard() const { return shard_; }
+
+  // Gives it back. Harmless when there is none.
+  void Drop();
+
+ private:
+  friend class Registry;
+
+  std::shared_ptr<Registry> registry_;
+  int64_t id_ = 0;
+  int64_t generation_ = 0;
+  WeightSetRef set_;
+  std::shared_ptr<const Shard> shard_;
+};
+
+// Calls its callback until it goes. A call that is under way in another thread may still end after it has gone, so a
+// callback should hold what it uses weakly. Move-only.
+class Subscription {
+ public:
+  Subscription() = default;
+  explicit Subscription(std::function<void()> cancel) : cancel_(std::move(cancel)) {}
+  Subscription(Subscription&& other) noexcept : cancel_(std::exchange(other.cancel_, nullptr)) {}
+  Subscription& operator=(Subscription&& other) noexcept;
+  ~Subscription() { Cancel(); }
+  void Cancel();
+
+ private:
+  std::function<void()> cancel_;
+};
+
+struct RegistryOptions {
+  int64_t memory_limit_bytes = 0;  // for all sets together; 0 for no limit but the machine's
+  std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
+  const Clock* clock = &RealClock();  // must outlive the registry
+  size_t max_failed_sets = 32;        // older ones are forgotten
+};
+
+class Registry : public std::enable_shared_from_this<Registry> {
+ public:
+  // Says, in a sentence for people, why a lease has ended that its holder did not drop.
+  using LeaseEnded = std::function<void(const std::string& message)>;
+
+  static std::shared_ptr<Registry> Create(RegistryOptions options);
+
+  // ---- Making a set resident. One caller a set drives these, in this order.
+
+  struct Begun {
+    WeightSetRef set;
+    bool is_new = false;  // the caller must now load it; otherwise someone has, or does
+  };
+  // Finds the set with this fingerprint, or starts a new one in ALLOCATING. One that failed is forgotten and started
+  // anew. DRAINING once the service is, or while the set is.
+  absl::StatusOr<Begun> Begin(NewWeightSet request);
+
+  // Reserves memory: ALLOCATING → LOADING. MEMORY_EXHAUSTED with need, have and what limits, PROTOCOL_ERROR if the plan
+  // makes no sense or memory has been granted before.
+  absl::Status GrantMemory(const WeightSetRef& set, const MemoryPlan& plan);
+
+  // Moves on in LOADING or to VERIFYING; bytes never go back. PROTOCOL_ERROR for any other move.
+  absl::Status ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes);
+
+  // Tells subscribers that the load is alive though nothing moved.
+  void ReportAlive(const WeightSetRef& set);
+
+  // Makes every shard exportable at once: → RESIDENT, generation + 1. PROTOCOL_ERROR if the shards take more than was
+  // granted or the load is not that far; CANCELLED if the set has ended meanwhile.
+  absl::Status MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
+                            int64_t read_bytes);
+
+  // → FAILED with its cause; the memory is given back. Does nothing to a set that has ended.
+  void Fail(const WeightSetRef& set, const absl::Status& cause);
+
+  // ---- Finding sets.
+
+  // The set with this fingerprint in any state it is listed in, or nullptr.
+  WeightSetRef Find(const std::string& fingerprint) const;
+
+  // The one set whose fingerprint starts with `prefix` (at least 8 hexadecimal digits, else INVALID_ARGUMENT).
+  // WEIGHT_SET_UNKNOWN or WEIGHT_SET_AMBIGUOUS otherwise.
+  absl::StatusOr<WeightSetRef> FindByPrefix(const std::string& prefix) const;
+
+  // The sets of one resolved model path that are resident or on their way there, oldest first.
+  std::vector<WeightSetRef> FindByModel(const std::string& model) const;
+
+  WeightSetView View(const WeightSetRef& set) const;
+  v1::WeightSet Describe(const WeightSetRef& set) const;
+  std::vector<v1::WeightSet> List() const;  // oldest first, failed ones included
+  RegistryTotals Totals() const;
+
+  // ---- Holding shards.
+
+  // Takes a lease. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING, RANK_OUT_OF_RANGE, or
+  // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's. `on_ended` is called at most once, if the
+  // lease ends before it is dropped or the service drains.
+  absl::StatusOr<Lease> Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
+                                LeaseEnded on_ended);
+
+  // The shard without a lease, refused as Acquire would.
+  absl::StatusOr<std::shared_ptr<const Shard>> Look(const WeightSetRef& set, int32_t rank,
+                                                    const std::vector<v1::HandleKind>& kinds) const;
+
+  // ---- Ending sets.
+
+  struct Released {
+    v1::WeightSet set;  // as it was left
+    int ended_leases = 0;
+  };
+  // Releases a resident set without leases, or forgets a failed one. LEASED with the count, STILL_LOADING if a load is
+  // under way.
+  absl::StatusOr<Released> Release(const WeightSetRef& set);
+
+  // The same in spite of leases, which end. A load under way must have been ended before: see LoadManager::Cancel.
+  absl::StatusOr<Released> ReleaseByForce(const WeightSetRef& set);
+
+  // Lets nobody in any more and ends every lease; each set is released when its last lease is dropped.
+  void BeginDrain();
+
+  // ---- Watching.
+
+  // Calls `changed` whenever the set moves: state, bytes, or a sign of life.
+  Subscription Subscribe(const WeightSetRef& set, std::function<void()> changed);
+
+  // Calls `changed` whenever any set changes state or the service drains; not for progress.
+  Subscription SubscribeToStates(std::function<void()> changed);
+
+ private:
+  // Collected under the lock, called after it.
+  using Callbacks = std::vector<std::function<void()>>;
+
+  struct LeaseRecord {
+    WeightSetRef set;
+    size_t rank = 0;
+    LeaseEnded on_ended;
+  };
+
+  friend class Lease;
+
+  explicit Registry(RegistryOptions options) : options_(std::move(options)) {}
+
+  void DropLease(int64_t id);
+
+  static bool CanMove(v1::WeightSetState from, v1::WeightSetState to);
+  static int CountLeases(const WeightSetEntry& set);
+  void Move(WeightSetEntry& set, v1::WeightSetState to, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CollectObservers(const WeightSetEntry& set, Callbacks* callbacks) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Released> ReleaseLocked(const WeightSetRef& set, Callbacks* callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetOldFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishRelease(const WeightSetRef& set, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMemory(int64_t need_bytes, const HostMemory& host) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<const Shard>> FindShard(const WeightSetEntry& set, int32_t rank,
+                                                         const std::vector<v1::HandleKind>& kinds) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  WeightSetView ViewLocked(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::WeightSet DescribeLocked(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const RegistryOptions options_;
+
+  mutable Mutex mutex_;
+  std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
+  std::map<std::string, int64_t> generations_ ABSL_GUARDED_BY(mutex_);  // fingerprint → last; kept after release
+  int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_lease_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, std::function<void()>> state_observers_ ABSL_GUARDED_BY(mutex_);
+  int64_t last_subscription_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// "RESIDENT" for WEIGHT_SET_STATE_RESIDENT.
+std::string StateName(v1::WeightSetState state);
+
+// "HOST_MEMFD" for HANDLE_KIND_HOST_MEMFD.
+std::string HandleKindName(v1::HandleKind kind);
+
+}  // namespace weightbroker

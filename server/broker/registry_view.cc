@@ -1,0 +1,119 @@
+// What the registry shows of itself.
+
+#include <string>
+
+#include "common/base/error.h"
+#include "server/broker/registry.h"
+#include "server/broker/timestamp.h"
+
+namespace weightbroker {
+namespace {
+
+std::string WithoutPrefix(const std::string& name, const std::string& prefix) {
+  return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
+}
+
+void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
+  proto->set_rank(shard.rank);
+  proto->set_device(shard.device);
+  proto->set_handle_kind(shard.handle_kind);
+  proto->set_size_bytes(shard.size_bytes);
+  proto->set_tensor_count(shard.tensor_count);
+  *proto->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  proto->set_lease_count(lease_count);
+}
+
+}  // namespace
+
+std::string StateName(v1::WeightSetState state) {
+  return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
+}
+
+std::string HandleKindName(v1::HandleKind kind) { return WithoutPrefix(v1::HandleKind_Name(kind), "HANDLE_KIND_"); }
+
+int RegistryTotals::CountLoads() const {
+  int loads = 0;
+  for (const auto state :
+       {v1::WEIGHT_SET_STATE_ALLOCATING, v1::WEIGHT_SET_STATE_LOADING, v1::WEIGHT_SET_STATE_VERIFYING}) {
+    if (const auto it = sets_by_state.find(state); it != sets_by_state.end()) loads += it->second;
+  }
+  return loads;
+}
+
+int RegistryTotals::CountResident() const {
+  const auto it = sets_by_state.find(v1::WEIGHT_SET_STATE_RESIDENT);
+  return it == sets_by_state.end() ? 0 : it->second;
+}
+
+WeightSetView Registry::View(const WeightSetRef& set) const {
+  MutexLock lock(mutex_);
+  return ViewLocked(*set);
+}
+
+WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
+  WeightSetView view;
+  view.state = set.state_;
+  view.generation = set.generation_;
+  view.done_bytes = set.done_bytes_;
+  view.total_bytes = set.plan_.read_bytes;
+  view.failure = set.failure_;
+  const double seconds = std::chrono::duration<double>(options_.clock->SteadyNow() - set.granted_steady_).count();
+  if (set.done_bytes_ > 0 && seconds > 0) {
+    view.rate_bytes_per_second = static_cast<double>(set.done_bytes_) / seconds;
+  }
+  return view;
+}
+
+v1::WeightSet Registry::Describe(const WeightSetRef& set) const {
+  MutexLock lock(mutex_);
+  return DescribeLocked(*set);
+}
+
+v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
+  v1::WeightSet proto;
+  proto.set_fingerprint(set.fingerprint().hash);
+  proto.set_generation(set.generation_);
+  proto.set_state(set.state_);
+  *proto.mutable_spec() = set.spec();
+  *proto.mutable_environment() = set.environment();
+  for (size_t rank = 0; rank < set.shards_.size(); ++rank) {
+    DescribeShard(*set.shards_[rank], set.lease_counts_[rank], proto.add_shards());
+  }
+  SetTimestamp(set.register_time_, proto.mutable_register_time());
+  if (set.resident_time_ != std::chrono::system_clock::time_point()) {
+    SetTimestamp(set.resident_time_, proto.mutable_resident_time());
+  }
+  proto.set_load_seconds(set.load_seconds_);
+  proto.set_read_bytes(set.read_bytes_);
+  if (!set.failure_.ok()) {
+    proto.mutable_failure()->set_reason(GetErrorDetails(set.failure_).reason);
+    proto.mutable_failure()->set_message(std::string(set.failure_.message()));
+  }
+  return proto;
+}
+
+std::vector<v1::WeightSet> Registry::List() const {
+  MutexLock lock(mutex_);
+  std::vector<v1::WeightSet> list;
+  list.reserve(sets_.size());
+  for (const WeightSetRef& set : sets_) list.push_back(DescribeLocked(*set));
+  return list;
+}
+
+RegistryTotals Registry::Totals() const {
+  MutexLock lock(mutex_);
+  RegistryTotals totals;
+  totals.reserved_bytes = reserved_bytes_;
+  totals.lease_count = static_cast<int>(leases_.size());
+  totals.draining = draining_;
+  for (const WeightSetRef& set : sets_) {
+    ++totals.sets_by_state[set->state_];
+    for (const auto& shard : set->shards_) {
+      totals.resident_bytes += shard->size_bytes;
+      totals.resident_tensors += shard->tensor_count;
+    }
+  }
+  return totals;
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,20 @@
+#include "server/broker/service_context.h"
+
+#include "common/base/error.h"
+
+namespace weightbroker {
+
+// A set that failed does not count as asked for any more: whoever asked has been told.
+v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals) {
+  if (totals.draining) return v1::HealthResponse::STATUS_DRAINING;
+  if (totals.CountLoads() > 0) return v1::HealthResponse::STATUS_LOADING;
+  if (totals.CountResident() > 0) return v1::HealthResponse::STATUS_READY;
+  return v1::HealthResponse::STATUS_IDLE;
+}
+
+absl::Status WorkersBusyError() {
+  return MakeError(Reason::kTooManyRequests,
+                   "too many calls wait for model folders to be read: try again when some have ended");
+}
+
+}  // namespace weightbroker

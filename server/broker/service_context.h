@@ -1,0 +1,50 @@
+// What every call of the broker shares. Plain pointers: the Broker owns all of it and outlives the calls.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/broker/clock.h"
+#include "server/broker/health_facts.h"
+#include "server/broker/identity_cache.h"
+#include "server/broker/load_manager.h"
+#include "server/broker/metrics.h"
+#include "server/broker/model_resolver.h"
+#include "server/broker/registry.h"
+#include "server/broker/worker_pool.h"
+#include "server/endpoint/peer.h"
+#include "server/endpoint/ticket_box.h"
+#include "weightbroker/v1/weight_broker_service.pb.h"
+
+namespace weightbroker {
+
+struct ServiceContext {
+  std::shared_ptr<Registry> registry;
+  LoadManager* loads = nullptr;
+  const ModelResolver* resolver = nullptr;
+  IdentityCache* identities = nullptr;
+  TicketBox* tickets = nullptr;
+  Metrics* metrics = nullptr;
+  WorkerPool* workers = nullptr;
+  HealthFacts* health_facts = nullptr;
+  const Clock* clock = nullptr;
+  std::string version;
+  int64_t memory_limit_bytes = 0;
+  std::chrono::system_clock::time_point start_time;
+  std::chrono::milliseconds ticket_lifetime{60'000};
+  // The caller behind ServerContext::peer(); nullopt for a connection that the endpoint did not accept.
+  std::function<std::optional<Peer>(const std::string& grpc_peer)> find_peer;
+};
+
+// One state for everyone who asks: Health, the standard health service, and readiness.
+v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals);
+
+// TOO_MANY_REQUESTS, for a call that finds every worker busy and the queue full.
+absl::Status WorkersBusyError();
+
+}  // namespace weightbroker

@@ -1,0 +1,100 @@
+#include "server/broker/weight_broker_service.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "server/broker/call_record.h"
+#include "server/broker/export_call.h"
+#include "server/broker/register_call.h"
+#include "server/broker/spec_resolution.h"
+#include "server/broker/timestamp.h"
+
+namespace weightbroker {
+
+grpc::ServerWriteReactor<v1::RegisterResponse>* WeightBrokerServiceImpl::Register(
+    grpc::CallbackServerContext* grpc_context, const v1::RegisterRequest* request) {
+  const auto call = std::make_shared<RegisterCall>(
+      context_, CallRecord(context_, RpcMethod::kRegister, grpc_context->peer()), *request);
+  auto* const reactor = call->Attach();
+  call->Start();
+  return reactor;
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightBrokerServiceImpl::Export(grpc::CallbackServerContext* grpc_context,
+                                                                            const grpc::ByteBuffer* request) {
+  const auto call =
+      std::make_shared<ExportCall>(context_, CallRecord(context_, RpcMethod::kExport, grpc_context->peer()), *request);
+  auto* const reactor = call->Attach();
+  call->Start();
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Fingerprint(grpc::CallbackServerContext* grpc_context,
+                                                               const v1::FingerprintRequest* request,
+                                                               v1::FingerprintResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kFingerprint, grpc_context->peer());
+  if (const absl::Status status = record->CheckCaller(); !status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  // Request and response live until Finish, also when the caller leaves.
+  const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
+    reactor->Finish(record->End(AnswerFingerprint(*request, response)));
+  });
+  if (!taken) reactor->Finish(record->End(WorkersBusyError()));
+  return reactor;
+}
+
+absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintRequest& request,
+                                                        v1::FingerprintResponse* response) const {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request.spec(), request.environment()));
+  response->set_fingerprint(resolved.fingerprint.hash);
+  for (const auto& [field, value] : resolved.fingerprint.components) {
+    v1::FingerprintComponent& component = *response->add_components();
+    component.set_field(field);
+    component.set_value(value);
+  }
+  const WeightSetRef same = context_.registry->Find(resolved.fingerprint.hash);
+  response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
+  if (response->resident()) return absl::OkStatus();
+  if (auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model());
+      closest.has_value() && !closest->differences.empty()) {
+    response->set_compared_with(closest->set->fingerprint().hash);
+    *response->mutable_differences() = {closest->differences.begin(), closest->differences.end()};
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerContext* grpc_context,
+                                                          const v1::HealthRequest*, v1::HealthResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  CallRecord record(context_, RpcMethod::kHealth, grpc_context->peer());
+  const absl::Status status = record.CheckCaller();
+  if (status.ok()) FillHealth(response);
+  reactor->Finish(record.End(status));
+  return reactor;
+}
+
+void WeightBrokerServiceImpl::FillHealth(v1::HealthResponse* response) const {
+  const RegistryTotals totals = context_.registry->Totals();
+  const HealthFacts::Facts facts = context_.health_facts->Get();
+  response->set_status(ServiceStatus(totals));
+  response->set_version(context_.version);
+  response->set_process_id(getpid());
+  SetTimestamp(context_.start_time, response->mutable_start_time());
+  for (v1::WeightSet& set : context_.registry->List()) *response->add_weight_sets() = std::move(set);
+  response->set_reserved_bytes(totals.reserved_bytes);
+  response->set_memory_limit_bytes(context_.memory_limit_bytes);
+  response->set_available_bytes(facts.available_bytes);
+  response->set_lease_count(totals.lease_count);
+  response->set_load_count(totals.CountLoads());
+  response->set_connection_count(facts.open_connections);
+  response->set_host_page_kind(facts.host_page_kind);
+  for (const ModelRoot& root : context_.resolver->roots()) response->add_model_roots(root.name);
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,40 @@
+// WeightBrokerService over gRPC's callback API. No method blocks the thread it is called in: what reads files goes to a
+// worker. Thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/status.h"
+#include "server/broker/service_context.h"
+#include "weightbroker/v1/weight_broker_service.grpc.pb.h"
+
+namespace weightbroker {
+
+// Export is raw, because its messages are serialized already; the others are typed. Reflection sees no difference.
+using WeightBrokerServiceBase = v1::WeightBrokerService::WithCallbackMethod_Register<
+    v1::WeightBrokerService::WithCallbackMethod_Fingerprint<v1::WeightBrokerService::WithRawCallbackMethod_Export<
+        v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>;
+
+class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
+ public:
+  // `context` must outlive the service.
+  explicit WeightBrokerServiceImpl(const ServiceContext& context) : context_(context) {}
+
+  grpc::ServerWriteReactor<v1::RegisterResponse>* Register(grpc::CallbackServerContext* grpc_context,
+                                                           const v1::RegisterRequest* request) override;
+  grpc::ServerUnaryReactor* Fingerprint(grpc::CallbackServerContext* grpc_context,
+                                        const v1::FingerprintRequest* request,
+                                        v1::FingerprintResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Export(grpc::CallbackServerContext* grpc_context,
+                                                     const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Health(grpc::CallbackServerContext* grpc_context, const v1::HealthRequest* request,
+                                   v1::HealthResponse* response) override;
+
+ private:
+  absl::Status AnswerFingerprint(const v1::FingerprintRequest& request, v1::FingerprintResponse* response) const;
+  void FillHealth(v1::HealthResponse* response) const;
+
+  const ServiceContext& context_;
+};
+
+}  // namespace weightbroker

@@ -1,0 +1,172 @@
+#include "server/config/config.h"
+
+#include <sys/socket.h>
+
+#include <cstdio>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/process/spawn.h"
+#include "server/config/flags.h"
+#include "server/config/values.h"
+#include "server/endpoint/listener.h"
+
+namespace weightbroker {
+namespace {
+
+// Takes flags out of what was read, each with its source for the error message.
+class FlagReader {
+ public:
+  explicit FlagReader(const FlagValues& values) : values_(values) {}
+
+  bool IsSet(const char* flag) const { return values_.count(flag) > 0; }
+  bool IsTrue(const char* flag) const { return IsSet(flag) && values_.at(flag).values.front() == "true"; }
+
+  // Calls `take` with each value said for `flag`, if any. What it answers is reported with the flag and the value.
+  absl::Status ForEach(const char* flag, const std::function<absl::Status(const std::string&)>& take) const {
+    const auto it = values_.find(flag);
+    if (it == values_.end()) return absl::OkStatus();
+    for (const std::string& value : it->second.values) {
+      if (const absl::Status status = take(value); !status.ok()) {
+        return MakeError(Reason::kConfigurationInvalid, absl::StrCat(it->second.source, ": ", status.message()),
+                         {{"flag", flag}, {"value", value}, {"source", it->second.source}});
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Parses each value said for `flag` and hands it to `take`.
+  template <typename T, typename Take>
+  absl::Status Parse(const char* flag, absl::StatusOr<T> (*parse)(const std::string&), Take take) const {
+    return ForEach(flag, [&](const std::string& text) -> absl::Status {
+      ASSIGN_OR_RETURN(T value, parse(text));
+      take(std::move(value));
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status ParseInt(const char* flag, int least, int greatest, int* out) const {
+    return ForEach(flag, [=](const std::string& text) -> absl::Status {
+      ASSIGN_OR_RETURN(const int64_t value, ParseNumber(text, least, greatest));
+      *out = static_cast<int>(value);
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  const FlagValues& values_;
+};
+
+absl::Status ReadSocket(const FlagReader& flags, BrokerConfig* config) {
+  RETURN_IF_ERROR(flags.ForEach("socket", [config](const std::string& path) {
+    config->socket = path;
+    return CheckSocketPath(path);
+  }));
+  if (config->socket.empty()) {
+    ASSIGN_OR_RETURN(DefaultSocket found, FindDefaultSocket());
+    RETURN_IF_ERROR(CheckSocketPath(found.path));
+    config->socket = std::move(found.path);
+    config->create_socket_folder = found.create_folder;
+  }
+  RETURN_IF_ERROR(flags.Parse("socket_mode", ParseMode, [config](mode_t mode) { config->socket_mode = mode; }));
+  return flags.Parse("socket_group", ParseGroup, [config](gid_t group) { config->socket_group = group; });
+}
+
+absl::Status CheckListens(int fd) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("descriptor ", fd, " is not a listening socket"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadListenFd(const FlagReader& flags, BrokerConfig* config) {
+  return flags.ForEach("listen_fd", [config](const std::string& text) -> absl::Status {
+    ASSIGN_OR_RETURN(const int64_t fd, ParseNumber(text, 0, 1'000'000));
+    config->listen_fd = static_cast<int>(fd);
+    return CheckListens(*config->listen_fd);
+  });
+}
+
+absl::Status AddModelRoot(const std::string& text, BrokerConfig* config) {
+  ASSIGN_OR_RETURN(auto root, ParseModelRoot(text));
+  for (const ConfiguredModelRoot& other : config->model_roots) {
+    if (other.name == root.first)
+      return absl::InvalidArgumentError(absl::StrCat("the name \"", other.name, "\" is given twice"));
+    if (other.path == root.second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", root.first, "\" and \"", other.name, "\" are the same folder, ", other.path));
+    }
+  }
+  config->model_roots.push_back({std::move(root.first), std::move(root.second)});
+  return absl::OkStatus();
+}
+
+// A program that is named must be there. At its default place it need not be until it is started, or checked.
+absl::Status ReadProgram(const FlagReader& flags, const char* flag, const char* default_name, std::string* path) {
+  RETURN_IF_ERROR(flags.ForEach(flag, [path](const std::string& text) {
+    *path = text;
+    return CheckProgram(text);
+  }));
+  if (!path->empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(*path, PathBesideThisProgram(default_name));
+  const absl::Status there = flags.IsTrue("check_config") ? CheckProgram(*path) : absl::OkStatus();
+  if (there.ok()) return there;
+  return MakeError(Reason::kConfigurationInvalid, absl::StrCat("--", flag, ": ", there.message()),
+                   {{"flag", flag}, {"value", *path}, {"source", "default"}});
+}
+
+}  // namespace
+
+absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv) {
+  ASSIGN_OR_RETURN(const FlagValues values, ReadFlags(argc, argv));
+  const FlagReader flags(values);
+  BrokerConfig config;
+  config.help = flags.IsTrue("help");
+  config.version = flags.IsTrue("version");
+  config.check_config = flags.IsTrue("check_config");
+  if (config.help || config.version) return config;
+
+  RETURN_IF_ERROR(ReadSocket(flags, &config));
+  RETURN_IF_ERROR(ReadListenFd(flags, &config));
+  RETURN_IF_ERROR(flags.Parse("allowed_uids", ParseUser, [&](uid_t uid) { config.allowed_uids.insert(uid); }));
+  RETURN_IF_ERROR(flags.Parse("allowed_gids", ParseGroup, [&](gid_t gid) { config.allowed_gids.insert(gid); }));
+  RETURN_IF_ERROR(flags.ForEach("model_roots", [&](const std::string& text) { return AddModelRoot(text, &config); }));
+  RETURN_IF_ERROR(
+      flags.Parse("memory_limit", ParseByteCount, [&](int64_t bytes) { config.memory_limit_bytes = bytes; }));
+  RETURN_IF_ERROR(flags.Parse("metrics_address", ParseMetricsAddress,
+                              [&](std::optional<int> port) { config.metrics_port = port; }));
+  RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));
+  RETURN_IF_ERROR(flags.ParseInt("max_concurrent_loads", 1, 64, &config.max_concurrent_loads));
+  RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));
+  RETURN_IF_ERROR(ReadProgram(flags, "broker_path", "weightbroker-broker", &config.broker_path));
+  RETURN_IF_ERROR(ReadProgram(flags, "loader_path", "weightbroker-loader", &config.loader_path));
+  return config;
+}
+
+std::optional<int> AnswerWithoutServing(const std::string& program, const absl::StatusOr<BrokerConfig>& config) {
+  if (!config.ok()) {
+    fprintf(stderr, "%s: %s\n", program.c_str(), std::string(config.status().message()).c_str());
+    return 2;
+  }
+  if (config->help) {
+    printf("%s", FlagHelp(program).c_str());
+    return 0;
+  }
+  if (config->version) {
+    printf("%s %s\n", program.c_str(), WEIGHTBROKER_VERSION);
+    return 0;
+  }
+  if (config->check_config) {
+    printf("%s: the configuration is valid: socket %s, %zu model roots\n", program.c_str(), config->socket.c_str(),
+           config->model_roots.size());
+    return 0;
+  }
+  return std::nullopt;
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,66 @@
+// What the service was told to do, checked: one struct from flags and a JSON file (see flags.h for both).
+//
+//   const auto config = ParseBrokerConfig(argc, argv);
+//   if (const auto code = AnswerWithoutServing("weightbroker-broker", config); code.has_value()) return *code;
+//   Serve(*config);
+//
+// Thread-safe once made: a plain value. Parsing looks users and groups up by name, which getpwnam does not do in
+// parallel: do it before there are threads.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/log.h"
+
+namespace weightbroker {
+
+// A folder under which models may lie: "name:relative/path" in a spec.
+struct ConfiguredModelRoot {
+  std::string name;
+  std::string path;  // absolute, a folder, symbolic links resolved
+};
+
+struct BrokerConfig {
+  std::string socket;                 // absolute, short enough for a socket
+  bool create_socket_folder = false;  // for ListenerOptions: it is a built-in default
+  mode_t socket_mode = 0660;
+  std::optional<gid_t> socket_group;
+
+  std::set<uid_t> allowed_uids;  // for AccessPolicy
+  std::set<gid_t> allowed_gids;
+
+  std::vector<ConfiguredModelRoot> model_roots;  // in their order; no name and no path twice
+  int64_t memory_limit_bytes = 0;                // 0: no limit but the machine's
+  std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
+  int reader_threads = 0;                        // 0: the loader chooses
+  int max_concurrent_loads = 2;
+  LogLevel log_level = LogLevel::kInfo;
+
+  std::string broker_path;
+  std::string loader_path;
+  std::optional<int> listen_fd;  // an open, listening socket
+
+  bool check_config = false;
+  bool version = false;
+  bool help = false;
+};
+
+// Reads and checks everything that can be checked without changing anything: paths, folders, users, programs that were
+// named, the inherited socket. With check_config also the programs at their default places. CONFIGURATION_INVALID
+// naming the flag (or file and key), what was found there, and what is allowed. Nothing is checked with --help or
+// --version.
+absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv);
+
+// Prints what --help, --version or --check_config ask for (stdout), or why the configuration is invalid (stderr), and
+// gives the exit code: 0, or 2 for an invalid configuration. nullopt if the program is to serve.
+std::optional<int> AnswerWithoutServing(const std::string& program, const absl::StatusOr<BrokerConfig>& config);
+
+}  // namespace weightbroker

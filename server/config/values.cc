@@ -1,0 +1,126 @@
+#include "server/config/values.h"
+
+#include <grp.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/base/strings.h"
+
+namespace weightbroker {
+namespace {
+
+absl::Status Bad(const std::string& why) { return absl::InvalidArgumentError(why); }
+
+bool IsDecimal(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ParseNumber(const std::string& text, int64_t least, int64_t greatest) {
+  int64_t value = 0;
+  if (!IsDecimal(text) || !absl::SimpleAtoi(ToAbsl(text), &value) || value < least || value > greatest) {
+    return Bad(absl::StrCat("\"", text, "\" is not a number from ", least, " to ", greatest));
+  }
+  return value;
+}
+
+absl::StatusOr<int64_t> ParseByteCount(const std::string& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string suffix = text.substr(digits);
+  constexpr std::pair<const char*, int> kShifts[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  for (const auto& [unit, shift] : kShifts) {
+    if (suffix != unit) continue;
+    const auto number = ParseNumber(text.substr(0, digits), 0, std::numeric_limits<int64_t>::max() >> shift);
+    if (number.ok()) return *number << shift;
+  }
+  return Bad(
+      absl::StrCat("\"", text, "\" is not a number of bytes: give a whole number, alone or with KiB, MiB, GiB or TiB"));
+}
+
+absl::StatusOr<mode_t> ParseMode(const std::string& text) {
+  char* end = nullptr;
+  const unsigned long value = strtoul(text.c_str(), &end, 8);
+  if (text.empty() || text.find_first_not_of("01234567") != std::string::npos || value > 0777) {
+    return Bad(absl::StrCat("\"", text, "\" is not a mode: give three octal digits, for instance 0660"));
+  }
+  return static_cast<mode_t>(value);
+}
+
+absl::StatusOr<uid_t> ParseUser(const std::string& text) {
+  if (IsDecimal(text)) {
+    ASSIGN_OR_RETURN(const int64_t number, ParseNumber(text, 0, std::numeric_limits<uid_t>::max() - 1));
+    return static_cast<uid_t>(number);
+  }
+  const passwd* const user = getpwnam(text.c_str());
+  if (user == nullptr) return Bad(absl::StrCat("there is no user \"", text, "\" on this system"));
+  return user->pw_uid;
+}
+
+absl::StatusOr<gid_t> ParseGroup(const std::string& text) {
+  if (IsDecimal(text)) {
+    ASSIGN_OR_RETURN(const int64_t number, ParseNumber(text, 0, std::numeric_limits<gid_t>::max() - 1));
+    return static_cast<gid_t>(number);
+  }
+  const group* const found = getgrnam(text.c_str());
+  if (found == nullptr) return Bad(absl::StrCat("there is no group \"", text, "\" on this system"));
+  return found->gr_gid;
+}
+
+absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
+  if (text == "debug") return LogLevel::kDebug;
+  if (text == "info") return LogLevel::kInfo;
+  if (text == "warning") return LogLevel::kWarning;
+  if (text == "error") return LogLevel::kError;
+  return Bad(absl::StrCat("\"", text, "\" is not a log level: give debug, info, warning or error"));
+}
+
+absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text) {
+  constexpr std::string_view kHost = "127.0.0.1:";
+  if (text.empty()) return std::optional<int>();
+  if (text.rfind(kHost, 0) == 0) {
+    const auto port = ParseNumber(text.substr(kHost.size()), 0, 65535);
+    if (port.ok()) return std::optional<int>(static_cast<int>(*port));
+  }
+  return Bad(absl::StrCat("\"", text, "\" is not 127.0.0.1:PORT: metrics are served on loopback only"));
+}
+
+absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::string& text) {
+  constexpr char kNameCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+  const size_t equals = text.find('=');
+  const std::string name = text.substr(0, equals);
+  if (equals == std::string::npos || name.empty() || name.find_first_not_of(kNameCharacters) != std::string::npos) {
+    return Bad(
+        absl::StrCat("\"", text, "\" is not NAME=/PATH, with a name of letters, digits, \"_\", \".\" and \"-\""));
+  }
+  const std::string path = text.substr(equals + 1);
+  if (path.empty() || path[0] != '/') return Bad(absl::StrCat("\"", path, "\" is not an absolute path"));
+  char resolved[PATH_MAX];
+  struct stat stat_buffer {};
+  if (realpath(path.c_str(), resolved) == nullptr || stat(resolved, &stat_buffer) != 0) {
+    return Bad(absl::StrCat("the folder ", path, " cannot be used: ", strerror(errno)));
+  }
+  if (!S_ISDIR(stat_buffer.st_mode)) return Bad(absl::StrCat(path, " is not a folder"));
+  return std::pair(name, std::string(resolved));
+}
+
+absl::Status CheckProgram(const std::string& path) {
+  struct stat stat_buffer {};
+  if (stat(path.c_str(), &stat_buffer) != 0 || access(path.c_str(), X_OK) != 0) {
+    return Bad(absl::StrCat("the program ", path, " cannot be started: ", strerror(errno)));
+  }
+  if (!S_ISREG(stat_buffer.st_mode)) return Bad(absl::StrCat(path, " is not a program"));
+  return absl::OkStatus();
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,42 @@
+// Turns the text of a flag into a value. Each gives the reason, without the flag's name, as an INVALID_ARGUMENT: the
+// caller knows where the text came from.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/base/log.h"
+
+namespace weightbroker {
+
+// A decimal number from `least` to `greatest`.
+absl::StatusOr<int64_t> ParseNumber(const std::string& text, int64_t least, int64_t greatest);
+
+// Bytes: "1024", "64KiB", "512MiB", "80GiB", "2TiB".
+absl::StatusOr<int64_t> ParseByteCount(const std::string& text);
+
+// Permissions in octal, "660" or "0660", at most 0777.
+absl::StatusOr<mode_t> ParseMode(const std::string& text);
+
+// A user or group by number, or by a name that this system knows.
+absl::StatusOr<uid_t> ParseUser(const std::string& text);
+absl::StatusOr<gid_t> ParseGroup(const std::string& text);
+
+// "debug", "info", "warning" or "error".
+absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text);
+
+// "127.0.0.1:PORT" to its port, empty to nullopt. No other address: metrics have no access control of their own.
+absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);
+
+// "name=/path" to both, the path with symbolic links resolved. The name is what stands before the colon in a spec.
+absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::string& text);
+
+// Ok if `path` is a program that this process may start.
+absl::Status CheckProgram(const std::string& path);
+
+}  // namespace weightbroker

@@ -1,0 +1,233 @@
+#include "server/endpoint/listener.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker {
+namespace {
+
+// A full backlog costs a gRPC client a whole second of back-off.
+constexpr int kBacklog = 4096;
+constexpr mode_t kFolderMode = 0755;
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+absl::Status Unusable(const std::string& path, const std::string& message) {
+  return MakeError(Reason::kSocketUnusable, message, {{"socket", path}});
+}
+
+absl::Status UnusableByErrno(const std::string& path, const std::string& what, int error_number) {
+  return MakeError(Reason::kSocketUnusable, absl::StrCat(what, ": ", strerror(error_number)),
+                   {{"socket", path}, {"errno", strerrorname_np(error_number)}});
+}
+
+absl::Status InUse(const std::string& path, const std::string& pid) {
+  return MakeError(Reason::kSocketInUse,
+                   absl::StrCat("a service is already running on ", path, pid.empty() ? "" : " (process " + pid + ")",
+                                ": stop it first, or choose another --socket"),
+                   {{"socket", path}, {"pid", pid}});
+}
+
+// Whoever owns the folder or the socket could put another socket in its place; root could do so anyway.
+bool IsTrustedOwner(uid_t owner) { return owner == geteuid() || owner == 0; }
+
+absl::Status CheckFolder(const ListenerOptions& options) {
+  const std::string folder = FolderOf(options.path);
+  if (options.create_folder && mkdir(folder.c_str(), kFolderMode) == 0) {
+    chmod(folder.c_str(), kFolderMode);  // the umask may have taken bits away; if it stays so, only fewer can connect
+  }
+  struct stat stat_buffer {};
+  if (stat(folder.c_str(), &stat_buffer) != 0) {
+    return errno == ENOENT
+               ? Unusable(options.path,
+                          absl::StrCat("the socket's folder ", folder, " does not exist: create it first"))
+               : UnusableByErrno(options.path, absl::StrCat("cannot use the socket's folder ", folder), errno);
+  }
+  if (!S_ISDIR(stat_buffer.st_mode)) return Unusable(options.path, absl::StrCat(folder, " is not a folder"));
+  if (!IsTrustedOwner(stat_buffer.st_uid)) {
+    return Unusable(options.path,
+                    absl::StrCat("the socket's folder ", folder, " belongs to user ", stat_buffer.st_uid,
+                                 ", who could replace the socket: use a folder of user ", geteuid(), " or of root"));
+  }
+  return absl::OkStatus();
+}
+
+std::string ReadLockHolder(int lock) {
+  char text[16] = {};
+  const ssize_t length = pread(lock, text, sizeof(text) - 1, 0);
+  return length > 0 ? std::string(text, strspn(text, "0123456789")) : std::string();
+}
+
+// Takes the lock for as long as the descriptor lives, and leaves our process id in the file for error messages.
+absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
+  const std::string lock_path = path + ".lock";
+  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid()) return UnusableByErrno(path, absl::StrCat("cannot write the lock file ", lock_path), errno);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return InUse(path, ReadLockHolder(lock.get()));
+    return UnusableByErrno(path, absl::StrCat("cannot lock ", lock_path), errno);
+  }
+  const std::string pid = absl::StrCat(getpid(), "\n");
+  if (ftruncate(lock.get(), 0) != 0 || pwrite(lock.get(), pid.data(), pid.size(), 0) < 0) {
+    return UnusableByErrno(path, absl::StrCat("cannot write the lock file ", lock_path), errno);
+  }
+  return lock;
+}
+
+sockaddr_un Address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+// The process that listens on a socket we are connected to.
+std::string ListeningProcess(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || credentials.pid <= 0) return "";
+  return absl::StrCat(credentials.pid);
+}
+
+// Ok if nothing answers on the socket. A full backlog (EAGAIN) or a socket of another type is a live service too.
+absl::Status CheckNobodyAnswers(const std::string& path) {
+  UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!probe.valid()) return UnusableByErrno(path, "cannot create a socket", errno);
+  const sockaddr_un address = Address(path);
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    return InUse(path, ListeningProcess(probe.get()));
+  }
+  if (errno == ECONNREFUSED) return absl::OkStatus();
+  if (errno == EAGAIN || errno == EPROTOTYPE) return InUse(path, "");
+  return UnusableByErrno(path, absl::StrCat("cannot tell whether a service is running on ", path), errno);
+}
+
+// Leaves the path free, or says why it cannot.
+absl::Status RemoveStaleSocket(const std::string& path) {
+  struct stat stat_buffer {};
+  if (lstat(path.c_str(), &stat_buffer) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : UnusableByErrno(path, absl::StrCat("cannot examine ", path), errno);
+  }
+  if (!S_ISSOCK(stat_buffer.st_mode)) {
+    return Unusable(path, absl::StrCat(path,
+                                       " is there already and is not a socket: move it away, or choose another "
+                                       "--socket"));
+  }
+  if (!IsTrustedOwner(stat_buffer.st_uid)) {
+    return Unusable(path, absl::StrCat("the socket ", path, " belongs to user ", stat_buffer.st_uid, ", not to user ",
+                                       geteuid(), ": choose another --socket"));
+  }
+  RETURN_IF_ERROR(CheckNobodyAnswers(path));
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return UnusableByErrno(path, absl::StrCat("cannot remove the stale socket ", path), errno);
+  }
+  return absl::OkStatus();
+}
+
+// Nobody can connect before listen, so the mode that bind gave is never in force.
+absl::Status SetPermissions(const ListenerOptions& options) {
+  const char* path = options.path.c_str();
+  if (options.group.has_value() && chown(path, static_cast<uid_t>(-1), *options.group) != 0) {
+    return UnusableByErrno(options.path,
+                           absl::StrCat("cannot give the socket ", path, " to group ", *options.group,
+                                        " (a process that is not root must be a member)"),
+                           errno);
+  }
+  if (chmod(path, options.mode) != 0) {
+    return UnusableByErrno(options.path, absl::StrFormat("cannot set mode %04o on the socket %s", options.mode, path),
+                           errno);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckSocketPath(const std::string& path) {
+  const auto invalid = [&path](const std::string& why) {
+    return MakeError(Reason::kSocketPathInvalid, absl::StrCat("socket path \"", path, "\" ", why),
+                     {{"socket", path}, {"length_bytes", absl::StrCat(path.size())}});
+  };
+  if (path.empty()) return invalid("is empty");
+  if (path[0] == '@' || path[0] == '\0') {
+    return invalid("is abstract: it would have no owner and no permissions; give a path in the file system");
+  }
+  if (path[0] != '/') return invalid("is relative: give an absolute path");
+  if (path.find('\0') != std::string::npos) return invalid("contains a NUL byte");
+  if (path.back() == '/') return invalid("names a folder: add the socket's file name");
+  if (path.size() > kMaxSocketPathBytes) {
+    return invalid(absl::StrCat("has ", path.size(), " bytes, and a Unix socket's path may have ", kMaxSocketPathBytes,
+                                ": choose a shorter one"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
+  const std::string& path = options.path;
+  RETURN_IF_ERROR(CheckSocketPath(path));
+  RETURN_IF_ERROR(CheckFolder(options));
+  Listener listener;
+  ASSIGN_OR_RETURN(listener.lock_, TakeLock(path));
+  RETURN_IF_ERROR(RemoveStaleSocket(path));
+
+  listener.fd_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.fd_.valid()) return UnusableByErrno(path, "cannot create a socket", errno);
+  const sockaddr_un address = Address(path);
+  if (bind(listener.fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return UnusableByErrno(path, absl::StrCat("cannot create the socket ", path), errno);
+  }
+  struct stat stat_buffer {};
+  if (lstat(path.c_str(), &stat_buffer) != 0) {
+    return UnusableByErrno(path, absl::StrCat("the socket ", path, " has gone"), errno);
+  }
+  // From here on the destructor removes it.
+  listener.path_ = path;
+  listener.device_ = stat_buffer.st_dev;
+  listener.inode_ = stat_buffer.st_ino;
+  RETURN_IF_ERROR(SetPermissions(options));
+  if (listen(listener.fd_.get(), kBacklog) != 0) {
+    return UnusableByErrno(path, absl::StrCat("cannot listen on ", path), errno);
+  }
+  return listener;
+}
+
+Listener& Listener::operator=(Listener&& other) noexcept {
+  if (this != &other) {
+    Close();
+    path_ = std::move(other.path_);
+    lock_ = std::move(other.lock_);
+    fd_ = std::move(other.fd_);
+    device_ = other.device_;
+    inode_ = other.inode_;
+  }
+  return *this;
+}
+
+Listener::~Listener() { Close(); }
+
+void Listener::Close() {
+  struct stat stat_buffer {};
+  const bool is_ours = fd_.valid() && !path_.empty() && lstat(path_.c_str(), &stat_buffer) == 0 &&
+                       stat_buffer.st_dev == device_ && stat_buffer.st_ino == inode_;
+  if (is_ours) unlink(path_.c_str());
+  fd_.reset();
+  lock_.reset();
+}
+
+}  // namespace weightbroker

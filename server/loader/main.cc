@@ -1,0 +1,79 @@
+// weightbroker-loader: does one load for the broker, hands over sealed memory, and exits. A malformed file or an
+// out-of-memory ends this process and nothing else. Exit codes: 0 handed over, 1 failed (and the broker was told), 2
+// usage.
+#include <poll.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/socket.h"
+#include "common/base/status_macros.h"
+#include "server/loader/load_session.h"
+
+namespace weightbroker {
+namespace {
+
+// Set when the result is being sent: a broker that has received it may close the socket before this process has ended.
+std::atomic<bool> g_handing_over{false};
+
+// Ends this process as soon as the broker's end of the control socket is closed: the broker has died, or it has
+// cancelled the load. Whatever the other threads are doing, their result has nowhere to go, and the kernel gives all
+// memory back.
+void EndWithTheBroker(int control_fd) {
+  while (true) {
+    pollfd entry{.fd = control_fd, .events = POLLRDHUP, .revents = 0};
+    if (poll(&entry, 1, -1) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0) {
+      _exit(g_handing_over ? 0 : 1);
+    }
+  }
+}
+
+// Where memory runs out after all, the load should go, and not the broker or an engine.
+void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "1000"; }
+
+absl::Status Load(int request_fd, int control_fd) {
+  ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
+  Log(LogLevel::kInfo, "load.started", {{"fingerprint", request.fingerprint()}, {"model", request.spec().model()}});
+  return RunLoadSession(RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; });
+}
+
+int Run(int request_fd, int control_fd) {
+  SetLogProgram("loader");
+  std::signal(SIGPIPE, SIG_IGN);
+  RaiseFdLimit();
+  VolunteerForTheOomKiller();
+  std::thread(EndWithTheBroker, control_fd).detach();
+  const absl::Status status = Load(request_fd, control_fd);
+  if (!status.ok()) {
+    Log(LogLevel::kError, "load.failed",
+        {{"reason", GetErrorDetails(status).reason}, {"message", std::string(status.message())}});
+  }
+  // No destructors: a large mapping takes time to unmap by hand, and the other thread still polls.
+  _exit(status.ok() ? 0 : 1);
+}
+
+}  // namespace
+}  // namespace weightbroker
+
+int main(int argc, char** argv) {
+  CLI::App app("Loads one shard for the broker of weightbroker, which starts it; not for use by hand.");
+  int request_fd = -1;
+  int control_fd = -1;
+  app.add_option("--request_fd", request_fd, "Descriptor of a sealed memfd with the LoadRequest")->required();
+  app.add_option("--control_fd", control_fd, "Descriptor of the control socket")->required();
+  app.set_version_flag("--version", std::string(WEIGHTBROKER_VERSION));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return weightbroker::Run(request_fd, control_fd);
+}

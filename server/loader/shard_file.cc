@@ -1,0 +1,108 @@
+#include "server/loader/shard_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr int64_t kBlock = kDirectAlignmentBytes;
+
+int64_t RoundDown(int64_t value) { return value / kBlock * kBlock; }
+int64_t RoundUp(int64_t value) { return RoundDown(value + kBlock - 1); }
+
+// What file systems without O_DIRECT say, on open or only on read.
+bool RefusesDirect(const absl::Status& status) {
+  const auto metadata = GetErrorDetails(status).metadata;
+  const auto name = metadata.find("errno");
+  return name != metadata.end() && (name->second == "EINVAL" || name->second == "EOPNOTSUPP");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Open(FileSystem& file_system, const std::string& folder,
+                                                           const FileIdentity& identity) {
+  std::unique_ptr<ShardFile> file(new ShardFile(file_system, absl::StrCat(folder, "/", identity.name), identity));
+  auto direct = file->OpenChecked(ReadMode::kDirect);
+  if (direct.ok()) {
+    MutexLock lock(file->mutex_);
+    file->direct_ = *std::move(direct);
+    return file;
+  }
+  if (!RefusesDirect(direct.status())) return file->Explain(direct.status());
+  RETURN_IF_ERROR(file->Buffered().status());
+  return file;
+}
+
+absl::StatusOr<std::shared_ptr<File>> ShardFile::OpenChecked(ReadMode mode) {
+  ASSIGN_OR_RETURN(std::shared_ptr<File> file, file_system_.Open(path_, mode));
+  ASSIGN_OR_RETURN(const FileStat stat, file->Stat());
+  RETURN_IF_ERROR(CheckFileUnchanged(identity_, stat, path_));
+  return file;
+}
+
+std::shared_ptr<File> ShardFile::Direct() const {
+  MutexLock lock(mutex_);
+  return direct_;
+}
+
+void ShardFile::GiveUpDirect() {
+  MutexLock lock(mutex_);
+  direct_ = nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<File>> ShardFile::Buffered() {
+  MutexLock lock(mutex_);
+  if (buffered_ == nullptr) {
+    ASSIGN_OR_RETURN(buffered_, OpenChecked(ReadMode::kBuffered));
+  }
+  return buffered_;
+}
+
+absl::Status ShardFile::Explain(absl::Status error) {
+  const auto now = file_system_.Stat(path_);
+  if (now.ok()) RETURN_IF_ERROR(CheckFileUnchanged(identity_, *now, path_));
+  return error;
+}
+
+// Reads blocks from RoundDown(begin_bytes) on. What a short read leaves off a block's edge is read through the page
+// cache: it is the file's last part, or the file has become shorter.
+absl::Status ShardFile::ReadDirect(File& file, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer) {
+  const int64_t start = RoundDown(begin_bytes);
+  const auto blocks = static_cast<size_t>(RoundUp(end_bytes) - start);
+  size_t done = 0;
+  while (start + static_cast<int64_t>(done) < end_bytes) {
+    ASSIGN_OR_RETURN(const int64_t count,
+                     file.ReadAt(start + static_cast<int64_t>(done), buffer.subspan(done, blocks - done)));
+    done += static_cast<size_t>(count);
+    if (count == 0 || done % kBlock != 0) break;
+  }
+  const int64_t at = start + static_cast<int64_t>(done);
+  if (at >= end_bytes) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto buffered, Buffered());
+  return buffered->ReadExactly(at, buffer.subspan(done, static_cast<size_t>(end_bytes - at)));
+}
+
+absl::Status ShardFile::ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer) {
+  if (const auto direct = Direct(); direct != nullptr) {
+    const absl::Status status = ReadDirect(*direct, begin_bytes, end_bytes, buffer);
+    if (!RefusesDirect(status)) return status;
+    GiveUpDirect();
+  }
+  ASSIGN_OR_RETURN(const auto buffered, Buffered());
+  const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
+  return buffered->ReadExactly(begin_bytes, buffer.subspan(skip, static_cast<size_t>(end_bytes - begin_bytes)));
+}
+
+absl::StatusOr<std::span<const std::byte>> ShardFile::Read(int64_t begin_bytes, int64_t end_bytes,
+                                                           std::span<std::byte> buffer) {
+  if (absl::Status status = ReadEither(begin_bytes, end_bytes, buffer); !status.ok()) return Explain(std::move(status));
+  const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
+  return std::span<const std::byte>(buffer.subspan(skip, static_cast<size_t>(end_bytes - begin_bytes)));
+}
+
+}  // namespace weightbroker

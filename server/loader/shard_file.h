@@ -1,0 +1,55 @@
+// One file of a checkpoint while it is being loaded: read past the page cache where the file system allows it, and
+// known to be the file that was fingerprinted.
+//
+//   ASSIGN_OR_RETURN(const auto file, ShardFile::Open(file_system, folder, file_identity));
+//   auto bytes = file->Read(begin, end, buffer);        // CHECKPOINT_CHANGED if it is no longer that file
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/file.h"
+#include "common/base/mutex.h"
+#include "common/identity/checkpoint_identity.h"
+
+namespace weightbroker {
+
+class ShardFile {
+ public:
+  // Opens the file and compares it with `identity`: CHECKPOINT_CHANGED if it is another one.
+  static absl::StatusOr<std::unique_ptr<ShardFile>> Open(FileSystem& file_system, const std::string& folder,
+                                                         const FileIdentity& identity);
+
+  // Reads [begin_bytes, end_bytes). The result lies in `buffer`, which must start at a multiple of
+  // kDirectAlignmentBytes and hold the range with its ends rounded out to that. If reading fails or the file ends
+  // before, and the file is no longer the one that was fingerprinted, the error is CHECKPOINT_CHANGED; otherwise it is
+  // what reading says.
+  absl::StatusOr<std::span<const std::byte>> Read(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+
+ private:
+  ShardFile(FileSystem& file_system, std::string path, const FileIdentity& identity)
+      : file_system_(file_system), path_(std::move(path)), identity_(identity) {}
+
+  absl::StatusOr<std::shared_ptr<File>> OpenChecked(ReadMode mode);
+  absl::StatusOr<std::shared_ptr<File>> Buffered();
+  std::shared_ptr<File> Direct() const;
+  void GiveUpDirect();
+  absl::Status ReadDirect(File& file, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+  absl::Status ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+  absl::Status Explain(absl::Status error);
+
+  FileSystem& file_system_;
+  const std::string path_;
+  const FileIdentity identity_;
+
+  mutable Mutex mutex_;
+  std::shared_ptr<File> direct_ ABSL_GUARDED_BY(mutex_);    // null where the file system refuses it
+  std::shared_ptr<File> buffered_ ABSL_GUARDED_BY(mutex_);  // opened when first needed
+};
+
+}  // namespace weightbroker

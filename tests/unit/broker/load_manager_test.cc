@@ -1,0 +1,385 @@
+#include "server/broker/load_manager.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
+
+#include "common/base/mutex.h"
+#include "common/memory/host_slab.h"
+#include "tests/support/status_matchers.h"
+#include "tests/unit/broker/fake_loader.h"
+
+namespace weightbroker {
+namespace {
+
+using testing::FakeLoader;
+using testing::FakeLoaderSpawner;
+using testing::FakeShard;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::LoadsWell;
+using testing::MakeFakeShard;
+using testing::MakeManifest;
+using testing::StatusIs;
+
+NewWeightSet Wanted(char digit) {
+  NewWeightSet wanted;
+  wanted.spec.set_model("/models/m");
+  wanted.fingerprint.hash = std::string(64, digit);
+  return wanted;
+}
+
+int CountOpenFds() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+class LoadManagerTest : public ::testing::Test {
+ protected:
+  void Start(FakeLoaderSpawner::Script script, int max_concurrent_loads = 2, int max_waiting_loads = 8) {
+    fds_before_ = CountOpenFds();
+    registry_ = Registry::Create({.host_memory = [] { return HostMemory{int64_t{1} << 40, "machine"}; }});
+    spawner_ = std::make_unique<FakeLoaderSpawner>(std::move(script));
+    loads_ = std::make_unique<LoadManager>(
+        LoadManagerOptions{.registry = registry_,
+                           .spawner = spawner_.get(),
+                           .max_concurrent_loads = max_concurrent_loads,
+                           .max_waiting_loads = max_waiting_loads,
+                           .heartbeat = std::chrono::milliseconds(20),
+                           .on_finished = [this](const WeightSetRef&, const absl::Status&) { ++finished_; }});
+  }
+
+  WeightSetRef Load(char digit = 'a') { return loads_->Load(Wanted(digit), CheckpointIdentity()).value(); }
+
+  // Waits until the load has ended, one way or the other.
+  WeightSetView Await(const WeightSetRef& set) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const WeightSetView view = registry_->View(set);
+      if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || view.state == v1::WEIGHT_SET_STATE_FAILED) return view;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "the load did not end";
+    return registry_->View(set);
+  }
+
+  // Runs one load with `script` to its failure, and checks that it leaves nothing behind.
+  absl::Status FailureOf(FakeLoaderSpawner::Script script) {
+    Start(std::move(script));
+    const WeightSetView view = Await(Load());
+    EXPECT_EQ(view.state, v1::WEIGHT_SET_STATE_FAILED);
+    loads_->Shutdown();
+    EXPECT_EQ(registry_->Totals().reserved_bytes, 0);
+    EXPECT_EQ(spawner_->running_count(), 0);
+    EXPECT_EQ(CountOpenFds(), fds_before_);
+    return view.failure;
+  }
+
+  int fds_before_ = 0;
+  std::atomic<int> finished_{0};
+  std::shared_ptr<Registry> registry_;
+  std::unique_ptr<FakeLoaderSpawner> spawner_;
+  std::unique_ptr<LoadManager> loads_;
+};
+
+// ---- Loads that go well.
+
+TEST_F(LoadManagerTest, MakesAResidentSetOfWhatTheLoaderHandsOver) {
+  Start(LoadsWell(3));
+  const WeightSetRef set = Load();
+  ASSERT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  const auto shard = registry_->Look(set, 0, {});
+  ASSERT_THAT(shard, IsOk());
+  EXPECT_EQ((*shard)->tensor_count, 3);
+  EXPECT_EQ((*shard)->slab_fds->size(), 1u);
+  EXPECT_EQ((*shard)->manifest->frames().size(), 1u);
+}
+
+TEST_F(LoadManagerTest, TellsTheLoaderWhatToLoad) {
+  std::string model;
+  Start([&](FakeLoader& loader) {
+    model = loader.request().spec().model();
+    LoadsWell()(loader);
+  });
+  Await(Load());
+  EXPECT_EQ(model, "/models/m");
+}
+
+TEST_F(LoadManagerTest, SpawnsOneLoaderForAFingerprintHoweverManyAsk) {
+  Start(LoadsWell());
+  const WeightSetRef first = Load();
+  EXPECT_EQ(Load(), first);
+  Await(first);
+  EXPECT_EQ(Load(), first);
+  EXPECT_EQ(spawner_->spawn_count(), 1);
+}
+
+TEST_F(LoadManagerTest, LoadsAnewAfterAFailure) {
+  std::atomic<int> attempts{0};
+  Start([&](FakeLoader& loader) {
+    if (++attempts > 1) LoadsWell()(loader);
+  });
+  EXPECT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_FAILED);
+  EXPECT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_RESIDENT);
+}
+
+TEST_F(LoadManagerTest, GivesSignsOfLifeWhileTheLoaderSaysNothing) {
+  std::atomic<bool> go_on{false};
+  Start([&](FakeLoader& loader) {
+    while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    LoadsWell()(loader);
+  });
+  const WeightSetRef set = Load();
+  std::atomic<int> signs{0};
+  const Subscription subscription = registry_->Subscribe(set, [&] {
+    if (++signs == 3) go_on = true;
+  });
+  EXPECT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+}
+
+TEST_F(LoadManagerTest, RunsNoMoreLoadersAtOnceThanAllowed) {
+  std::atomic<int> running{0};
+  std::atomic<int> most{0};
+  Start(
+      [&](FakeLoader& loader) {
+        most = std::max(most.load(), ++running);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        --running;
+        LoadsWell()(loader);
+      },
+      /*max_concurrent_loads=*/1);
+  const WeightSetRef sets[] = {Load('a'), Load('b'), Load('c')};
+  for (const WeightSetRef& set : sets) EXPECT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_EQ(most, 1);
+}
+
+TEST_F(LoadManagerTest, RefusesMoreLoadsThanMayWait) {
+  Start([](FakeLoader& loader) { loader.WaitForTheEnd(); }, /*max_concurrent_loads=*/1, /*max_waiting_loads=*/1);
+  Load('a');
+  const WeightSetRef waiting = Load('b');
+  EXPECT_THAT(loads_->Load(Wanted('c'), CheckpointIdentity()), StatusIs(Reason::kTooManyRequests));
+  EXPECT_THAT(loads_->Load(Wanted('b'), CheckpointIdentity()), IsOk());  // joining needs no room
+}
+
+TEST_F(LoadManagerTest, CountsEachLoadOnce) {
+  Start(LoadsWell());
+  Await(Load('a'));
+  Await(Load('b'));
+  loads_->Shutdown();
+  EXPECT_EQ(finished_, 2);
+}
+
+// ---- Loaders that die.
+
+TEST_F(LoadManagerTest, FailsWithHowTheLoaderDiedBeforeItPlanned) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.Die("killed by SIGSEGV"); }),
+              StatusIs(Reason::kLoaderFailed, HasSubstr("killed by SIGSEGV")));
+}
+
+TEST_F(LoadManagerTest, FailsWithHowTheLoaderDiedInMidLoad) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                loader.Plan(4096, 2);
+                loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+                loader.Die("killed by SIGKILL");
+              }),
+              StatusIs(Reason::kLoaderFailed, HasSubstr("killed by SIGKILL")));
+}
+
+TEST_F(LoadManagerTest, FailsWhenTheLoaderDiesWhileItVerifies) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                loader.Plan(4096, 2);
+                loader.Progress(v1::WEIGHT_SET_STATE_VERIFYING, 512);
+              }),
+              StatusIs(Reason::kLoaderFailed));
+}
+
+TEST_F(LoadManagerTest, PassesOnTheLoadersOwnError) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                loader.Fail(MakeError(Reason::kCheckpointTruncated, "model.safetensors: is truncated"));
+              }),
+              StatusIs(Reason::kCheckpointTruncated, HasSubstr("model.safetensors")));
+}
+
+TEST_F(LoadManagerTest, RefusesMemoryThatIsNotThere) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.Plan(int64_t{1} << 50, 2); }),
+              StatusIs(Reason::kMemoryExhausted));
+}
+
+// ---- Loaders that lie.
+
+TEST_F(LoadManagerTest, RefusesGarbage) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.SendRaw("\xff\xff\xff garbage"); }),
+              StatusIs(Reason::kProtocolError, HasSubstr("not a LoadEvent")));
+}
+
+TEST_F(LoadManagerTest, RefusesAFailureWithoutAnError) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.Fail(absl::OkStatus()); }), StatusIs(Reason::kProtocolError));
+}
+
+TEST_F(LoadManagerTest, RefusesAShardThatWasNotPlanned) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.HandOver(MakeFakeShard(2)); }),
+              StatusIs(Reason::kProtocolError, HasSubstr("not planned")));
+}
+
+TEST_F(LoadManagerTest, RefusesASecondPlan) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                loader.Plan(4096, 2);
+                loader.Plan(4096, 2);
+              }),
+              StatusIs(Reason::kProtocolError));
+}
+
+TEST_F(LoadManagerTest, RefusesAShardLargerThanWhatWasGranted) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                loader.Plan(256, 2);
+                loader.HandOver(MakeFakeShard(2));
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("granted 256 bytes")));
+}
+
+TEST_F(LoadManagerTest, RefusesASlabOfAnotherSizeThanItsDescriptorHas) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.Plan(1 << 20, 2);
+                shard.sealed.mutable_slabs(0)->set_size_bytes(shard.sealed.slabs(0).size_bytes() * 2);
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError));
+}
+
+TEST_F(LoadManagerTest, RefusesASlabThatIsNotSealed) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.PlanFor(shard);
+                const int64_t size_bytes = shard.sealed.slabs(0).size_bytes();
+                UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+                ASSERT_EQ(ftruncate(unsealed.get(), size_bytes), 0);
+                shard.fds[0] = std::move(unsealed);
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("seal")));
+}
+
+TEST_F(LoadManagerTest, RefusesAFileInPlaceOfASlab) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.PlanFor(shard);
+                shard.fds[0] = UniqueFd(open("/dev/zero", O_RDONLY | O_CLOEXEC));
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError));
+}
+
+TEST_F(LoadManagerTest, RefusesAMissingDescriptor) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.PlanFor(shard);
+                shard.fds.pop_back();
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("1 descriptors for 1 slabs and a manifest")));
+}
+
+TEST_F(LoadManagerTest, RefusesDescriptorsBeforeTheEnd) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                internal::v1::LoadEvent event;
+                event.mutable_planned()->set_slab_bytes(1);
+                loader.SendRaw(event.SerializeAsString(), {0});
+                loader.WaitForTheEnd();
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("descriptors before")));
+}
+
+TEST_F(LoadManagerTest, RefusesAManifestWithAnotherHash) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.PlanFor(shard);
+                shard.sealed.set_manifest_sha256(std::string(32, 'x'));
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("SHA-256")));
+}
+
+TEST_F(LoadManagerTest, RefusesAManifestWithAnotherNumberOfTensors) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(3);
+                loader.Plan(1 << 20, 4);
+                shard.sealed.set_tensor_count(4);
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("3 tensors but 4")));
+}
+
+TEST_F(LoadManagerTest, RefusesAManifestWhoseTensorsLieOutsideTheSlab) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                FakeShard larger = MakeFakeShard(100);  // its manifest reaches beyond two tensors' slab
+                loader.Plan(1 << 20, 100);
+                larger.fds[0] = std::move(shard.fds[0]);
+                larger.sealed.mutable_slabs(0)->set_size_bytes(shard.sealed.slabs(0).size_bytes());
+                loader.HandOver(larger);
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("of a slab of")));
+}
+
+TEST_F(LoadManagerTest, RefusesAManifestThatIsNotFramed) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                FakeShard shard = MakeFakeShard(2);
+                loader.PlanFor(shard);
+                shard.fds[1] = MakeManifest("not frames", &shard.sealed);
+                loader.HandOver(shard);
+              }),
+              StatusIs(Reason::kProtocolError));
+}
+
+// ---- Loads that are ended.
+
+TEST_F(LoadManagerTest, EndsALoadWithTheCauseGivenAndItsMemoryBack) {
+  Start([](FakeLoader& loader) {
+    loader.Plan(4096, 2);
+    loader.WaitForTheEnd();
+  });
+  const WeightSetRef set = Load();
+  while (registry_->View(set).state != v1::WEIGHT_SET_STATE_LOADING) std::this_thread::yield();
+  loads_->Cancel(set, MakeError(Reason::kCancelled, "an operator said so"));
+  EXPECT_THAT(registry_->View(set).failure, StatusIs(Reason::kCancelled, HasSubstr("operator")));
+  EXPECT_EQ(registry_->Totals().reserved_bytes, 0);
+  EXPECT_EQ(spawner_->running_count(), 0);
+  EXPECT_EQ(CountOpenFds(), fds_before_);
+}
+
+TEST_F(LoadManagerTest, EndsALoadThatWaitsForItsTurn) {
+  Start([](FakeLoader& loader) { loader.WaitForTheEnd(); }, /*max_concurrent_loads=*/1);
+  Load('a');
+  const WeightSetRef waiting = Load('b');
+  loads_->Cancel(waiting, MakeError(Reason::kCancelled, "an operator said so"));
+  EXPECT_THAT(registry_->View(waiting).failure, StatusIs(Reason::kCancelled));
+}
+
+TEST_F(LoadManagerTest, CancellingAResidentSetDoesNothing) {
+  Start(LoadsWell());
+  const WeightSetRef set = Load();
+  Await(set);
+  loads_->Cancel(set, MakeError(Reason::kCancelled, "too late"));
+  EXPECT_EQ(registry_->View(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+}
+
+TEST_F(LoadManagerTest, ShutdownEndsEveryLoadAndStartsNoMore) {
+  Start([](FakeLoader& loader) { loader.WaitForTheEnd(); }, /*max_concurrent_loads=*/1);
+  const WeightSetRef running = Load('a');
+  const WeightSetRef waiting = Load('b');
+  loads_->Shutdown();
+  EXPECT_THAT(registry_->View(running).failure, StatusIs(Reason::kDraining));
+  EXPECT_THAT(registry_->View(waiting).failure, StatusIs(Reason::kDraining));
+  EXPECT_THAT(loads_->Load(Wanted('c'), CheckpointIdentity()), StatusIs(Reason::kDraining));
+}
+
+}  // namespace
+}  // namespace weightbroker
