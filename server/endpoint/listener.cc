@@ -230,24 +230,4 @@ void Listener::Close() {
   lock_.reset();
 }
 
-absl::StatusOr<DefaultSocket> FindDefaultSocket() {
-  constexpr char kName[] = "/weightbroker/weightbroker.sock";
-  const char* chosen = getenv("WEIGHTBROKER_SOCKET");
-  if (chosen != nullptr && *chosen != '\0') return DefaultSocket{chosen, false};
-  if (geteuid() == 0) return DefaultSocket{absl::StrCat("/run", kName), true};
-  const char* runtime_folder = getenv("XDG_RUNTIME_DIR");
-  if (runtime_folder != nullptr && *runtime_folder == '/')
-    return DefaultSocket{absl::StrCat(runtime_folder, kName), true};
-  return MakeError(
-      Reason::kSocketPathInvalid,
-      "no socket path: give --socket, or set WEIGHTBROKER_SOCKET or XDG_RUNTIME_DIR (only root has a default "
-      "without them)");
-}
-
-absl::StatusOr<std::string> DefaultSocketPath() {
-  auto found = FindDefaultSocket();
-  if (!found.ok()) return found.status();
-  return std::move(found)->path;
-}
-
 }  // namespace weightbroker

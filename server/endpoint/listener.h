@@ -19,11 +19,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/socket_path.h"
 #include "common/base/unique_fd.h"
 
 namespace weightbroker {
-
-inline constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un::sun_path without its NUL
 
 struct ListenerOptions {
   std::string path = {};                      // absolute, at most kMaxSocketPathBytes
@@ -67,18 +66,5 @@ class Listener {
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };
-
-// Where the service listens unless told otherwise.
-struct DefaultSocket {
-  std::string path;
-  bool create_folder = false;  // for ListenerOptions: set for the built-in places
-};
-
-// $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, else
-// $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. SOCKET_PATH_INVALID if none of them is to be had.
-absl::StatusOr<DefaultSocket> FindDefaultSocket();
-
-// FindDefaultSocket's path.
-absl::StatusOr<std::string> DefaultSocketPath();
 
 }  // namespace weightbroker

@@ -1,0 +1,116 @@
+// Weights for an inference engine: mapped from a running weightbroker service, or loaded from disk where there is none.
+//
+//   auto client = weightbroker::Client::Create({.mode = weightbroker::Mode::kClient, .torch_version = "2.11.0"});
+//   if (!client.ok()) return Fail(client.status());
+//   auto weights = client->Attach({.model = "/models/llama"});
+//   if (!weights.ok()) return Fail(weights.status());        // neither service nor disk: status says why
+//   for (const weightbroker::Tensor& tensor : *weights) Bind(tensor.name, tensor.data, tensor.dtype, tensor.shape);
+//
+// C++17. (The example's designated initializers are C++20; assign the fields in C++17.) Thread-safe: several threads may
+// attach through one Client. Do not fork() after Create: gRPC's threads do not survive it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "weightbroker/export.h"
+#include "weightbroker/mapped_weights.h"
+#include "weightbroker/status.h"
+
+namespace weightbroker {
+
+namespace client {
+class ClientState;
+}
+
+enum class Mode {
+  kOff,     // load from disk in this process, with the service's own reader, checks and loader
+  kClient,  // attach to a running service
+};
+
+// What Attach does when the service cannot give the weights.
+enum class Fallback {
+  kDisk,  // loads them from disk, as Mode::kOff does
+  kFail,  // fails with the service's error
+};
+
+struct ClientOptions {
+  Mode mode = Mode::kOff;
+  // The engine's torch version, or the literal "any" for an engine whose weights do not depend on it. Required, because it
+  // is part of the fingerprint; "any" matches only "any".
+  std::string torch_version;
+  // Where the service listens. Empty: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, else
+  // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock.
+  std::string socket_path;
+  // Folders by name, for specs "name:relative/path" that are loaded from disk; the service has its own.
+  std::map<std::string, std::string> model_roots;
+};
+
+// Which weights are meant. Everything in it is part of the fingerprint.
+struct WeightSpec {
+  std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
+  int32_t tensor_parallel_size = 1;  // this version knows 1
+  std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
+  std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
+  std::string layout;                // empty: "hf", the checkpoint's own names
+};
+
+struct LoadProgress {
+  std::string phase;                 // "ALLOCATING", "LOADING", "VERIFYING", "RESIDENT"
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;           // 0 until known
+  double rate_bytes_per_second = 0;
+};
+
+// When pages of attached memory are mapped into the process.
+enum class Prefault {
+  kNone,      // on first touch, one by one
+  kPopulate,  // all before Attach returns, in large steps (MADV_POPULATE_READ; Linux 5.14)
+};
+
+struct AttachOptions {
+  Fallback fallback = Fallback::kDisk;
+  // If the service does not have the weights, have it load them, and wait.
+  bool register_if_missing = false;
+  // Called on the attaching thread while the service loads, at least twice a second. May be empty.
+  std::function<void(const LoadProgress&)> on_progress;
+  // For everything but loading: to reach the service, and to have every tensor's address.
+  std::chrono::milliseconds deadline{10'000};
+  // For the service to load the weights, where register_if_missing asks for it.
+  std::chrono::milliseconds load_deadline{3'600'000};
+  int32_t rank = 0;
+  Prefault prefault = Prefault::kNone;
+  // For prefaulting and for reading from disk; 0 chooses.
+  int threads = 0;
+};
+
+class WEIGHTBROKER_EXPORT Client {
+ public:
+  // Checks the options and, in Mode::kClient, begins to connect without waiting: that no service answers is found by the
+  // first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path can be derived.
+  static Result<Client> Create(const ClientOptions& options);
+
+  Client(Client&&) noexcept;
+  Client& operator=(Client&&) noexcept;
+  ~Client();  // weights that were attached stay mapped and leased
+
+  // Waits until the service is reached. SERVICE_UNAVAILABLE after `deadline`; at once, ok, in Mode::kOff.
+  Status WaitUntilConnected(std::chrono::milliseconds deadline) const;
+
+  // Makes every tensor of `spec` addressable. A call in flight when the service dies is tried once more. Fails with the
+  // service's reason (NOT_RESIDENT, FINGERPRINT_MISMATCH with every differing field in metadata, ...), or, with
+  // Fallback::kDisk, only if loading from disk fails too. What the service sends is not trusted: PROTOCOL_ERROR if the
+  // manifest or the memory are not what they must be.
+  Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options = {}) const;
+
+ private:
+  explicit Client(std::shared_ptr<client::ClientState> state);
+
+  std::shared_ptr<client::ClientState> state_;
+};
+
+}  // namespace weightbroker

@@ -1,0 +1,81 @@
+// A shard's weights, mapped into this process for as long as the object lives.
+//
+//   for (const weightbroker::Tensor& tensor : *weights) Bind(tensor.name, tensor.data, tensor.dtype, tensor.shape);
+//   if (auto status = weights->Verify(); !status.ok()) ...   // DIGEST_MISMATCH names the tensor
+//   if (weights->lease_lost()) ...                           // the memory stays valid; the service no longer counts us
+//
+// Move-only. Reading is thread-safe; moving and destroying are not. Destruction unmaps, so no view may outlive it, then
+// ends the lease.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weightbroker/export.h"
+#include "weightbroker/status.h"
+#include "weightbroker/tensor.h"
+
+namespace weightbroker {
+
+namespace client {
+struct WeightsState;
+}
+
+// Where the weights came from.
+enum class SourceKind {
+  kAttached,  // the service's memory, shared with every engine that is attached to the same set
+  kDisk,      // loaded by this process, for itself alone
+};
+
+struct Source {
+  SourceKind kind = SourceKind::kDisk;
+  // Why not attached: the error that made Attach fall back, or reason MODE_OFF; ok if attached.
+  Status why_not_attached;
+};
+
+class WEIGHTBROKER_EXPORT MappedWeights {
+ public:
+  explicit MappedWeights(std::unique_ptr<client::WeightsState> state);  // made by Client::Attach only
+  MappedWeights(MappedWeights&&) noexcept;
+  MappedWeights& operator=(MappedWeights&&) noexcept;
+  ~MappedWeights();
+
+  // The tensor of that name, or nullptr. Costs a binary search.
+  const Tensor* Find(std::string_view name) const;
+
+  // All tensors, sorted by name byte by byte, aliases among them.
+  const std::vector<Tensor>& tensors() const;
+  std::vector<Tensor>::const_iterator begin() const { return tensors().begin(); }
+  std::vector<Tensor>::const_iterator end() const { return tensors().end(); }
+
+  // The length of all tensors together, aliases not counted.
+  int64_t total_bytes() const;
+
+  const Source& source() const;
+
+  // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came from.
+  const std::string& fingerprint() const;
+
+  // How often the service has made this fingerprint resident, this time included; 0 from disk.
+  int64_t generation() const;
+
+  // Whether the service no longer counts this mapping (it died, or the set was unregistered by force). What is mapped
+  // stays valid. Always false from disk. Never blocks.
+  bool lease_lost() const;
+
+  // Ok while the lease is held, else why it was lost; reason DRAINING also from the moment the service says that it takes
+  // the set down, before the lease is lost. Never blocks.
+  Status lease_status() const;
+
+  // Reads every byte with `threads` threads (0: one for each processor, at most 16) and compares each tensor's digest with
+  // the manifest's. DIGEST_MISMATCH names the first tensor, by name, that differs, with both digests.
+  Status Verify(int threads = 0) const;
+
+ private:
+  std::unique_ptr<client::WeightsState> state_;
+};
+
+}  // namespace weightbroker

@@ -1,0 +1,25 @@
+// Attaching to a running service: lease, descriptors, mappings and manifest become a WeightsState.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/src/connection.h"
+#include "client/src/weights_state.h"
+#include "weightbroker/client.h"
+#include "weightbroker/v1/types.pb.h"
+
+namespace weightbroker::client {
+
+// Makes the weights resident first, if the options ask for it and the service does not have them. Thread-safe.
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Connection& connection, const v1::WeightSpec& spec,
+                                                              const v1::Environment& environment,
+                                                              const AttachOptions& options);
+
+// Has the service make the weights resident, joining a load that is under way. Gives the set as it became resident.
+absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,
+                                              Deadline deadline,
+                                              const std::function<void(const LoadProgress&)>& on_progress);
+
+}  // namespace weightbroker::client

@@ -1,0 +1,105 @@
+#include "weightbroker/client.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/attach.h"
+#include "client/src/connection.h"
+#include "client/src/disk.h"
+#include "client/src/status_conversion.h"
+#include "common/base/error.h"
+#include "common/base/strings.h"
+#include "common/identity/fingerprint.h"
+
+namespace weightbroker {
+namespace client {
+
+class ClientState {
+ public:
+  ClientState(ClientOptions options, std::shared_ptr<Connection> connection)
+      : options_(std::move(options)), connection_(std::move(connection)) {
+    environment_.set_torch_version(options_.torch_version);
+  }
+
+  // Null in Mode::kOff.
+  const Connection* connection() const { return connection_.get(); }
+
+  absl::StatusOr<std::unique_ptr<WeightsState>> Attach(const WeightSpec& spec, const AttachOptions& options) const {
+    const v1::WeightSpec proto = ToProto(spec);
+    if (connection_ == nullptr) {
+      return FromDisk(proto, options, MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
+    }
+    auto attached = AttachToService(*connection_, proto, environment_, options);
+    if (attached.ok()) {
+      (*attached)->source.kind = SourceKind::kAttached;
+      return attached;
+    }
+    if (options.fallback == Fallback::kFail) return attached;
+    return FromDisk(proto, options, attached.status());
+  }
+
+ private:
+  static v1::WeightSpec ToProto(const WeightSpec& spec) {
+    v1::WeightSpec proto;
+    proto.set_model(spec.model);
+    proto.set_tensor_parallel_size(spec.tensor_parallel_size);
+    proto.set_quantization(spec.quantization);
+    proto.set_dtype(spec.dtype);
+    proto.set_layout(spec.layout);
+    return proto;
+  }
+
+  absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
+                                                         const absl::Status& why_not_attached) const {
+    auto loaded = LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
+    if (loaded.ok()) {
+      (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
+      return loaded;
+    }
+    if (HasReason(why_not_attached, Reason::kModeOff)) return loaded;
+    const ErrorDetails service = GetErrorDetails(why_not_attached);
+    absl::Status both(loaded.status().code(),
+                      absl::StrCat("not from disk: ", loaded.status().message(), "; and not from the service: ",
+                                   why_not_attached.message(), " [", service.reason, "]"));
+    if (const auto info = loaded.status().GetPayload(kErrorInfoTypeUrl)) both.SetPayload(kErrorInfoTypeUrl, *info);
+    return both;
+  }
+
+  const ClientOptions options_;
+  v1::Environment environment_;  // constant after construction
+  const std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace client
+
+Result<Client> Client::Create(const ClientOptions& options) {
+  v1::Environment environment;
+  environment.set_torch_version(options.torch_version);
+  if (const absl::Status status = CheckEnvironment(environment); !status.ok()) return client::ToPublic(status);
+
+  std::shared_ptr<client::Connection> connection;
+  if (options.mode == Mode::kClient) {
+    auto opened = client::Connection::Open(options.socket_path);
+    if (!opened.ok()) return client::ToPublic(opened.status());
+    connection = *std::move(opened);
+  }
+  return Client(std::make_shared<client::ClientState>(options, std::move(connection)));
+}
+
+Client::Client(std::shared_ptr<client::ClientState> state) : state_(std::move(state)) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&&) noexcept = default;
+Client::~Client() = default;
+
+Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
+  if (state_->connection() == nullptr) return Status();
+  return client::ToPublic(state_->connection()->WaitUntilConnected(client::DeadlineIn(deadline)));
+}
+
+Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {
+  auto state = state_->Attach(spec, options);
+  if (!state.ok()) return client::ToPublic(state.status());
+  return MappedWeights(*std::move(state));
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,143 @@
+#include "client/src/disk.h"
+
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/error.h"
+#include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/identity/checkpoint_identity.h"
+#include "common/identity/fingerprint.h"
+#include "common/memory/host_slab.h"
+#include "common/plan/manifest.h"
+#include "common/plan/plan.h"
+#include "common/quant/gate.h"
+#include "server/loader/load_engine.h"
+
+namespace weightbroker::client {
+namespace {
+
+using ModelRoots = std::map<std::string, std::string>;
+
+// The path that "name:relative/path" or an absolute path means; not yet whether there is anything.
+absl::StatusOr<std::string> ExpandModel(const std::string& model, const ModelRoots& roots) {
+  if (!model.empty() && model[0] == '/') return model;
+  const size_t colon = model.find(':');
+  if (colon == std::string::npos || colon == 0) {
+    return MakeError(Reason::kInvalidArgument,
+                     absl::StrCat("spec.model \"", model, "\" is neither \"name:relative/path\" nor an absolute path"),
+                     {{"field", "spec.model"}, {"model", model}});
+  }
+  const std::string name = model.substr(0, colon);
+  if (const auto root = roots.find(name); root != roots.end()) return absl::StrCat(root->second, "/", model.substr(colon + 1));
+  const std::string known = absl::StrJoin(roots, ", ", absl::PairFormatter("="));
+  return MakeError(Reason::kModelRootUnknown,
+                   absl::StrCat("spec.model \"", model, "\" names the model root \"", name,
+                                "\"; to load it from disk give its folder in ClientOptions::model_roots, which has: ",
+                                known.empty() ? "none" : known),
+                   {{"model_root", name}, {"model_roots", known}});
+}
+
+// One load, from the words of a request to sealed and mapped memory. Used once.
+class DiskLoad {
+ public:
+  DiskLoad(FileSystem& file_system, const DiskRequest& request) : file_system_(file_system), request_(request) {}
+
+  absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
+    Report("ALLOCATING", 0);
+    RETURN_IF_ERROR(Identify());
+    RETURN_IF_ERROR(Plan());
+    RETURN_IF_ERROR(AllocateSlabs());
+    ASSIGN_OR_RETURN(const std::vector<Digest> digests, Fill());
+    Report("VERIFYING", plan_.read_bytes);
+    RETURN_IF_ERROR(CheckUnchanged(file_system_, identity_));
+    RETURN_IF_ERROR(SealAndMap());
+    RETURN_IF_ERROR(DecodeManifest(digests));
+    Report("RESIDENT", plan_.read_bytes);
+    return std::move(state_);
+  }
+
+ private:
+  absl::Status Identify() {
+    ASSIGN_OR_RETURN(spec_, CompleteSpec(request_.spec));
+    ASSIGN_OR_RETURN(const std::string path, ExpandModel(spec_.model(), request_.model_roots));
+    ASSIGN_OR_RETURN(const std::string folder, file_system_.RealPath(path));
+    spec_.set_model(folder);
+    ASSIGN_OR_RETURN(identity_, ReadCheckpointIdentity(file_system_, folder));
+    state_->fingerprint = ComputeFingerprint(spec_, request_.environment, identity_, HostDeviceFacts()).hash;
+    return absl::OkStatus();
+  }
+
+  absl::Status Plan() {
+    ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(file_system_, spec_.model()));
+    ASSIGN_OR_RETURN(const Quantization quantization, CheckQuantization(checkpoint_));
+    RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(spec_, checkpoint_, quantization.method));
+    ASSIGN_OR_RETURN(plan_, PlanShard(checkpoint_, request_.rank));
+    return absl::OkStatus();
+  }
+
+  absl::Status AllocateSlabs() {
+    for (const int64_t size_bytes : plan_.slab_bytes) {
+      ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
+      slabs_.push_back(std::move(slab));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<Digest>> Fill() {
+    LoadOptions options;
+    options.reader_threads = request_.threads;
+    return LoadShard({file_system_, checkpoint_, identity_, plan_}, slabs_, options, [this](int64_t done_bytes) {
+      Report("LOADING", done_bytes);
+      return absl::OkStatus();
+    });
+  }
+
+  // Sealed like the service's memory, so that a stray write ends this process instead of changing a weight.
+  absl::Status SealAndMap() {
+    for (HostSlab& slab : slabs_) {
+      ASSIGN_OR_RETURN(const SealedSlab sealed, std::move(slab).Seal());
+      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(sealed.fd.get(), sealed.size_bytes));
+      state_->slabs.push_back(std::move(mapping));
+    }
+    return absl::OkStatus();
+  }
+
+  // Through the same bytes as the service's manifest, so that there is one way to get an address.
+  absl::Status DecodeManifest(const std::vector<Digest>& digests) {
+    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests));
+    ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(manifest));
+    std::vector<SlabView> views;
+    for (const SlabMapping& slab : state_->slabs) views.push_back(slab.view());
+    ManifestDecoder decoder(std::move(views), static_cast<int64_t>(plan_.tensors.size()));
+    for (const std::string_view frame : frames) RETURN_IF_ERROR(decoder.Add(RawMessage(frame)));
+    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish());
+    return absl::OkStatus();
+  }
+
+  void Report(const char* phase, int64_t done_bytes) const {
+    if (request_.on_progress) request_.on_progress({phase, done_bytes, plan_.read_bytes, 0});
+  }
+
+  FileSystem& file_system_;
+  const DiskRequest& request_;
+  v1::WeightSpec spec_;
+  CheckpointIdentity identity_;
+  Checkpoint checkpoint_;
+  ShardPlan plan_;
+  std::vector<HostSlab> slabs_;
+  std::unique_ptr<WeightsState> state_ = std::make_unique<WeightsState>();
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WeightsState>> LoadFromDisk(const DiskRequest& request) {
+  return DiskLoad(RealFileSystem(), request).Run();
+}
+
+}  // namespace weightbroker::client

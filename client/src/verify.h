@@ -1,0 +1,15 @@
+// Compares tensors with the digests that their manifest states.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weightbroker/tensor.h"
+
+namespace weightbroker::client {
+
+// Reads every byte with `threads` (> 0) threads; large tensors are split among them. DIGEST_MISMATCH names the first
+// tensor, by name, that differs. Thread-safe.
+absl::Status VerifyDigests(const std::vector<Tensor>& tensors, int threads);
+
+}  // namespace weightbroker::client

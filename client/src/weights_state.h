@@ -1,0 +1,25 @@
+// What a MappedWeights owns, wherever it came from.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/src/lease.h"
+#include "client/src/manifest_decoder.h"
+#include "client/src/slab_mapping.h"
+#include "weightbroker/mapped_weights.h"
+
+namespace weightbroker::client {
+
+// Members are destroyed from the last to the first: the memory is unmapped before the lease ends.
+struct WeightsState {
+  std::unique_ptr<Lease> lease;  // null from disk
+  std::vector<SlabMapping> slabs;
+  Manifest manifest;
+  Source source;
+  std::string fingerprint;
+  int64_t generation = 0;
+};
+
+}  // namespace weightbroker::client

@@ -1,0 +1,22 @@
+// How the tool shows things to people. Thread-safe: all functions are pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weightbroker::tool {
+
+// "90,868,376 B", "1.2 GiB": exact below 10 KiB, else two digits and more in binary units.
+std::string FormatBytes(int64_t bytes);
+
+// "0.123 s", "2 min 5 s".
+std::string FormatSeconds(double seconds);
+
+// Columns as wide as their widest cell, two spaces between them, no line ends in spaces. The first row is the heading.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+
+// "[#####.....]  50 %": `width` marks for done/total; empty where total is 0.
+std::string FormatBar(int64_t done, int64_t total, int width);
+
+}  // namespace weightbroker::tool

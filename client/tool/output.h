@@ -1,0 +1,24 @@
+// What every subcommand ends with: a result on stdout, as a table or as JSON, or an error on stderr (and as JSON on stdout),
+// and the exit code.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace weightbroker::tool {
+
+enum ExitCode { kDone = 0, kUsage = 2, kRefused = 3, kUnavailable = 4 };
+
+// kUnavailable if no service answered, or not now; else kRefused.
+ExitCode ExitCodeFor(const absl::Status& status);
+
+// Message, reason, metadata, and where to read what to do. Returns ExitCodeFor(status).
+ExitCode PrintError(const absl::Status& status, bool json);
+
+// Protobuf's JSON mapping on one line, fields named as in the .proto files, none left out.
+void PrintJson(const google::protobuf::Message& message);
+
+}  // namespace weightbroker::tool

@@ -1,0 +1,178 @@
+#include "client/tool/service_commands.h"
+
+#include <google/protobuf/util/time_util.h>
+
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/src/attach.h"
+#include "client/src/connection.h"
+#include "client/tool/format.h"
+#include "client/tool/progress.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+
+namespace weightbroker::tool {
+namespace {
+
+using client::Connection;
+using client::DeadlineIn;
+using google::protobuf::RepeatedPtrField;
+using google::protobuf::util::TimeUtil;
+
+constexpr size_t kShortFingerprint = 12;  // unregister takes a prefix of 8 digits or more
+
+std::string WithoutPrefix(std::string name, std::string_view prefix) {
+  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
+  return name;
+}
+
+std::string StateName(v1::WeightSetState state) {
+  return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
+}
+
+std::vector<std::string> DescribeSet(const v1::WeightSet& set) {
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+  int64_t leases = 0;
+  for (const v1::Shard& shard : set.shards()) {
+    tensors += shard.tensor_count();
+    bytes += shard.size_bytes();
+    leases += shard.lease_count();
+  }
+  return {set.fingerprint().substr(0, kShortFingerprint),
+          absl::StrCat(set.generation()),
+          StateName(set.state()),
+          absl::StrCat(tensors),
+          FormatBytes(bytes),
+          absl::StrCat(leases),
+          set.load_seconds() > 0 ? FormatSeconds(set.load_seconds()) : "",
+          set.spec().model()};
+}
+
+void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
+  if (sets.empty()) {
+    printf("no weight sets\n");
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"FINGERPRINT", "GEN", "STATE", "TENSORS", "MEMORY", "LEASES", "LOADED IN", "MODEL"}};
+  for (const v1::WeightSet& set : sets) rows.push_back(DescribeSet(set));
+  printf("%s", FormatTable(rows).c_str());
+  for (const v1::WeightSet& set : sets) {
+    if (!set.has_failure()) continue;
+    printf("%s failed: %s [%s]\n", set.fingerprint().substr(0, kShortFingerprint).c_str(),
+           set.failure().message().c_str(), set.failure().reason().c_str());
+  }
+}
+
+void PrintSet(const v1::WeightSet& set) {
+  RepeatedPtrField<v1::WeightSet> sets;
+  *sets.Add() = set;
+  PrintSets(sets);
+}
+
+void PrintHealth(const v1::HealthResponse& health) {
+  const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
+  printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
+                            {"version", health.version()},
+                            {"process", absl::StrCat(health.process_id())},
+                            {"since", TimeUtil::ToString(health.start_time())},
+                            {"memory", absl::StrCat(FormatBytes(health.reserved_bytes()), " reserved, limit ", limit, ", ",
+                                                    FormatBytes(health.available_bytes()), " available")},
+                            {"pages", WithoutPrefix(v1::PageKind_Name(health.host_page_kind()), "PAGE_KIND_")},
+                            {"leases", absl::StrCat(health.lease_count())},
+                            {"loads", absl::StrCat(health.load_count())},
+                            {"connections", absl::StrCat(health.connection_count())},
+                            {"model roots", absl::StrJoin(health.model_roots(), " ")}})
+                     .c_str());
+  printf("\n");
+  PrintSets(health.weight_sets());
+}
+
+// Connects, makes one unary call, and prints its response with `print`.
+template <typename Response, typename Call, typename Print>
+ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
+  const auto connection = Connection::Open(flags.socket);
+  if (!connection.ok()) return PrintError(connection.status(), flags.json);
+  Response response;
+  const absl::Status status = (*connection)->Call(DeadlineIn(flags.timeout), [&](grpc::ClientContext& context) {
+    return call(**connection, context, &response);
+  });
+  if (!status.ok()) return PrintError(status, flags.json);
+  if (flags.json) {
+    PrintJson(response);
+  } else {
+    print(response);
+  }
+  return kDone;
+}
+
+v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
+  v1::RegisterRequest request;
+  request.mutable_spec()->set_model(flags.model);
+  request.mutable_spec()->set_quantization(flags.quantization);
+  request.mutable_spec()->set_dtype(flags.dtype);
+  request.mutable_environment()->set_torch_version(flags.torch_version);
+  request.set_wait(flags.wait);
+  return request;
+}
+
+absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const RegisterFlags& flags) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open(service.socket));
+  ProgressPrinter progress;
+  return client::RegisterAndWait(*connection, ToRequest(flags),
+                                 DeadlineIn(flags.wait ? flags.load_timeout : service.timeout),
+                                 [&progress](const LoadProgress& now) { progress.Show(now); });
+}
+
+}  // namespace
+
+ExitCode RunRegister(const ServiceFlags& service, const RegisterFlags& flags) {
+  const absl::StatusOr<v1::WeightSet> set = Register(service, flags);
+  if (!set.ok()) return PrintError(set.status(), service.json);
+  if (service.json) {
+    PrintJson(*set);
+  } else {
+    PrintSet(*set);
+  }
+  return kDone;
+}
+
+ExitCode RunUnregister(const ServiceFlags& service, const UnregisterFlags& flags) {
+  v1::UnregisterRequest request;
+  request.set_fingerprint(flags.fingerprint);
+  request.set_force(flags.force);
+  return RunUnary<v1::UnregisterResponse>(
+      service,
+      [&](const Connection& connection, grpc::ClientContext& context, v1::UnregisterResponse* response) {
+        return connection.admin_service().Unregister(&context, request, response);
+      },
+      [](const v1::UnregisterResponse& response) {
+        PrintSet(response.weight_set());
+        if (response.ended_lease_count() > 0) printf("leases ended by force: %d\n", response.ended_lease_count());
+      });
+}
+
+ExitCode RunList(const ServiceFlags& service) {
+  return RunUnary<v1::ListWeightSetsResponse>(
+      service,
+      [](const Connection& connection, grpc::ClientContext& context, v1::ListWeightSetsResponse* response) {
+        return connection.admin_service().ListWeightSets(&context, {}, response);
+      },
+      [](const v1::ListWeightSetsResponse& response) { PrintSets(response.weight_sets()); });
+}
+
+ExitCode RunHealth(const ServiceFlags& service) {
+  return RunUnary<v1::HealthResponse>(
+      service,
+      [](const Connection& connection, grpc::ClientContext& context, v1::HealthResponse* response) {
+        return connection.service().Health(&context, {}, response);
+      },
+      PrintHealth);
+}
+
+}  // namespace weightbroker::tool

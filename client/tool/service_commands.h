@@ -1,0 +1,37 @@
+// The subcommands that ask a running service. Each prints its result or error and returns the exit code.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "client/tool/output.h"
+
+namespace weightbroker::tool {
+
+// What all of them are told.
+struct ServiceFlags {
+  std::string socket;  // empty: the default
+  bool json = false;
+  std::chrono::milliseconds timeout{10'000};
+};
+
+struct RegisterFlags {
+  std::string model;
+  std::string torch_version;
+  std::string quantization;
+  std::string dtype;
+  bool wait = true;
+  std::chrono::milliseconds load_timeout{3'600'000};
+};
+
+struct UnregisterFlags {
+  std::string fingerprint;
+  bool force = false;
+};
+
+ExitCode RunRegister(const ServiceFlags& service, const RegisterFlags& flags);
+ExitCode RunUnregister(const ServiceFlags& service, const UnregisterFlags& flags);
+ExitCode RunList(const ServiceFlags& service);
+ExitCode RunHealth(const ServiceFlags& service);
+
+}  // namespace weightbroker::tool

@@ -1,0 +1,190 @@
+#include "tests/integration/service.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "client/src/attach.h"
+
+namespace weightbroker::testing {
+namespace {
+
+using client::Connection;
+using client::DeadlineIn;
+using std::chrono::seconds;
+
+std::vector<std::string> Join(std::vector<std::string> first, const std::vector<std::string>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+struct ProcessEntry {
+  pid_t pid = 0;
+  pid_t parent = 0;
+  std::string program;  // the name of the file it was started from
+};
+
+// Zombies have no program any more, and are left out.
+std::vector<ProcessEntry> ReadProcesses() {
+  std::vector<ProcessEntry> entries;
+  std::error_code error;
+  for (const auto& folder : std::filesystem::directory_iterator("/proc", error)) {
+    const int pid = atoi(folder.path().filename().c_str());
+    if (pid == 0) continue;
+    const auto program = std::filesystem::read_symlink(folder.path() / "exe", error);
+    std::ifstream status(folder.path() / "status");
+    pid_t parent = 0;
+    for (std::string line; std::getline(status, line);) sscanf(line.c_str(), "PPid: %d", &parent);
+    if (!program.empty()) entries.push_back({pid, parent, program.filename().string()});
+  }
+  return entries;
+}
+
+bool IsMemfd(const std::filesystem::path& descriptor) {
+  std::error_code error;
+  return std::filesystem::read_symlink(descriptor, error).string().find("memfd:") != std::string::npos;
+}
+
+}  // namespace
+
+Service::Service(const std::vector<std::string>& flags) : socket_(folder_ / "weightbroker.sock") {
+  std::filesystem::create_directory(folder_ / "models");
+  program_ = std::make_unique<Program>(
+      "weightbrokerd", Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models"), "--metrics_address",
+                             "127.0.0.1:0"},
+                            flags));
+  connection_ = *Connection::Open(socket_);
+  if (!connection_->WaitUntilConnected(DeadlineIn(kPatience)).ok() || !Health().ok()) {
+    fprintf(stderr, "the service does not answer:\n%s\n", program_->Errors().c_str());
+    abort();
+  }
+}
+
+std::string Service::NewModel(const std::string& name) const {
+  std::filesystem::create_directories(ModelFolder(name));
+  return ModelFolder(name);
+}
+
+std::vector<std::string> Service::EngineFlags(const std::string& model, const std::vector<std::string>& more) const {
+  return Join(StubEngineFlags(model, {"--fallback", "fail"}), more);
+}
+
+std::vector<std::string> Service::StubEngineFlags(const std::string& model, const std::vector<std::string>& more) const {
+  return Join({"--socket", socket_, "--model", Model(model), "--torch_version", "any", "--json"}, more);
+}
+
+std::vector<std::string> Service::ToolFlags(const std::string& command, const std::vector<std::string>& more) const {
+  return Join({command, "--socket", socket_}, more);
+}
+
+absl::StatusOr<v1::HealthResponse> Service::Health() const {
+  v1::HealthResponse response;
+  const absl::Status status = connection_->Call(DeadlineIn(seconds(10)), [&](grpc::ClientContext& context) {
+    return connection_->service().Health(&context, {}, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<v1::WeightSet> Service::Register(const std::string& model,
+                                                const std::function<void(const LoadProgress&)>& on_progress) const {
+  v1::RegisterRequest request;
+  request.mutable_spec()->set_model(Model(model));
+  request.mutable_environment()->set_torch_version("any");
+  request.set_wait(true);
+  return client::RegisterAndWait(*connection_, request, DeadlineIn(kPatience), on_progress);
+}
+
+absl::StatusOr<v1::UnregisterResponse> Service::Unregister(const std::string& fingerprint, bool force) const {
+  v1::UnregisterRequest request;
+  request.set_fingerprint(fingerprint);
+  request.set_force(force);
+  v1::UnregisterResponse response;
+  const absl::Status status = connection_->Call(DeadlineIn(seconds(10)), [&](grpc::ClientContext& context) {
+    return connection_->admin_service().Unregister(&context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
+Result<MappedWeights> Service::Attach(const std::string& model, const std::string& torch_version) const {
+  ClientOptions options;
+  options.mode = Mode::kClient;
+  options.torch_version = torch_version;
+  options.socket_path = socket_;
+  WeightSpec spec;
+  spec.model = Model(model);
+  AttachOptions attach;
+  attach.fallback = Fallback::kFail;
+  return Client::Create(options)->Attach(spec, attach);
+}
+
+std::vector<pid_t> Service::Processes() const {
+  std::vector<ProcessEntry> entries = ReadProcesses();
+  std::vector<pid_t> family = {program_->pid()};
+  for (size_t i = 0; i < family.size(); ++i) {
+    for (const ProcessEntry& entry : entries) {
+      if (entry.parent == family[i]) family.push_back(entry.pid);
+    }
+  }
+  return family;
+}
+
+std::vector<pid_t> Service::Loaders() const {
+  const std::vector<pid_t> family = Processes();
+  std::vector<pid_t> loaders;
+  for (const ProcessEntry& entry : ReadProcesses()) {
+    const bool ours = std::find(family.begin(), family.end(), entry.pid) != family.end();
+    if (ours && entry.program == "weightbroker-loader") loaders.push_back(entry.pid);
+  }
+  return loaders;
+}
+
+int Service::CountMemfds() const {
+  int count = 0;
+  for (const pid_t pid : Processes()) {
+    std::error_code error;
+    for (const auto& fd : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", error)) {
+      if (IsMemfd(fd.path())) ++count;
+    }
+  }
+  return count;
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+MappedMemory ReadMappedMemory(pid_t pid) {
+  MappedMemory memory;
+  std::ifstream smaps("/proc/" + std::to_string(pid) + "/smaps");
+  bool of_the_service = false;
+  for (std::string line; std::getline(smaps, line);) {
+    long long kibibytes = 0;
+    unsigned long long begin = 0;
+    unsigned long long end = 0;
+    if (sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      of_the_service = line.find("memfd:weightbroker") != std::string::npos;
+    } else if (of_the_service && sscanf(line.c_str(), "Rss: %lld kB", &kibibytes) == 1) {
+      memory.resident_bytes += kibibytes * 1024;
+    } else if (of_the_service && sscanf(line.c_str(), "Pss: %lld kB", &kibibytes) == 1) {
+      memory.proportional_bytes += kibibytes * 1024;
+    }
+  }
+  return memory;
+}
+
+}  // namespace weightbroker::testing

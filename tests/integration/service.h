@@ -1,0 +1,75 @@
+// The real service (weightbrokerd, broker and loaders) in a runtime folder of its own, with a model root beside it.
+//
+//   Service service;
+//   CheckpointBuilder().Tensor("a", "BF16", {2, 3}).Write(service.NewModel("tiny"));
+//   ASSERT_THAT(service.Register("tiny"), IsOk());
+//   Program engine("engine", service.EngineFlags("tiny"));
+//
+// Killed when destroyed. Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/connection.h"
+#include "tests/integration/program.h"
+#include "weightbroker/client.h"
+
+namespace weightbroker::testing {
+
+class Service {
+ public:
+  // Starts it with these flags besides socket and model root, and waits until it answers.
+  explicit Service(const std::vector<std::string>& flags = {});
+
+  Program& program() { return *program_; }
+  const std::string& socket() const { return socket_; }
+  std::string ModelFolder(const std::string& name) const { return folder_ / ("models/" + name); }
+  // The same, made.
+  std::string NewModel(const std::string& name) const;
+  // "models:<name>", as a spec says it.
+  static std::string Model(const std::string& name) { return "models:" + name; }
+
+  // Flags for `engine`, which attaches or fails, and for `stub_engine`.
+  std::vector<std::string> EngineFlags(const std::string& model, const std::vector<std::string>& more = {}) const;
+  std::vector<std::string> StubEngineFlags(const std::string& model, const std::vector<std::string>& more = {}) const;
+  // Flags of the tool's subcommand.
+  std::vector<std::string> ToolFlags(const std::string& command, const std::vector<std::string>& more = {}) const;
+
+  absl::StatusOr<v1::HealthResponse> Health() const;
+  absl::StatusOr<v1::WeightSet> Register(const std::string& model,
+                                         const std::function<void(const LoadProgress&)>& on_progress = nullptr) const;
+  absl::StatusOr<v1::UnregisterResponse> Unregister(const std::string& fingerprint, bool force) const;
+
+  // Attaches this process. It fails where the service cannot give the weights.
+  Result<MappedWeights> Attach(const std::string& model, const std::string& torch_version = "any") const;
+
+  // Every process of the service: the one that was started and all that descend from it.
+  std::vector<pid_t> Processes() const;
+  // The loaders among them.
+  std::vector<pid_t> Loaders() const;
+  // How many descriptors of memfds the service's processes hold together.
+  int CountMemfds() const;
+
+ private:
+  TemporaryFolder folder_;
+  std::string socket_;
+  std::unique_ptr<Program> program_;
+  std::shared_ptr<client::Connection> connection_;
+};
+
+// Whether `condition` becomes true before kPatience has passed.
+bool Eventually(const std::function<bool()>& condition);
+
+// The shared and proportional size of what a process has mapped of the service's memory, in bytes, from its smaps.
+struct MappedMemory {
+  int64_t resident_bytes = 0;
+  int64_t proportional_bytes = 0;
+};
+MappedMemory ReadMappedMemory(pid_t pid);
+
+}  // namespace weightbroker::testing
