@@ -189,8 +189,9 @@ TEST_F(LifecycleServiceTest, AnEngineMayComeAndGoWhileItShutsDown) {
     });
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  broker_->Shutdown();
   stop = true;
+  broker_.reset();
+  listener_.reset();  // whoever connects again is told at once
   for (std::thread& engine : engines) engine.join();
 }
 
@@ -221,10 +222,13 @@ TEST_F(LifecycleServiceTest, CountersMoveAndALiveScrapeSatisfiesPromtool) {
   OpenExport open(*stub_, ExportRequestFor());
   ASSERT_TRUE(open.ReadShard());
   EXPECT_THAT(OpenExport(*stub_, ExportRequestFor("2.6.0")).Finish(), StatusIs(Reason::kFingerprintMismatch));
-  const std::string text = Scrape(broker_->metrics_port());
+  std::string text;  // a load is counted just after it has been told
+  EXPECT_TRUE(Eventually([&] {
+    text = Scrape(broker_->metrics_port());
+    return text.find("weightbroker_loads_total{result=\"resident\"} 1\n") != std::string::npos;
+  }));
   EXPECT_THAT(text, HasSubstr("weightbroker_weight_sets{state=\"RESIDENT\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("weightbroker_resident_tensors 2\n"));
-  EXPECT_THAT(text, HasSubstr("weightbroker_loads_total{result=\"resident\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("weightbroker_leases 1\n"));
   EXPECT_THAT(text, HasSubstr("weightbroker_exports_total{result=\"granted\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("weightbroker_exports_total{result=\"refused\"} 1\n"));
