@@ -209,7 +209,11 @@ void Registry::ReportAlive(const WeightSetRef& set) {
 absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
                                     int64_t read_bytes) {
   int64_t size_bytes = 0;
-  for (const auto& shard : shards) size_bytes += shard->size_bytes;
+  int64_t slack_bytes = 0;  // a slab is rounded up to its pages, whose size only its maker knows beforehand
+  for (const auto& shard : shards) {
+    size_bytes += shard->size_bytes;
+    slack_bytes += static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
+  }
   Callbacks callbacks;
   {
     MutexLock lock(mutex_);
@@ -221,11 +225,12 @@ absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::sh
     if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_RESIDENT)) {
       return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_RESIDENT);
     }
-    if (shards.empty() || size_bytes > set->reserved_bytes_) {
+    if (shards.empty() || size_bytes > set->reserved_bytes_ + slack_bytes) {
       return MakeError(Reason::kProtocolError,
                        absl::StrCat("the loader was granted ", set->reserved_bytes_, " bytes and handed over ",
                                     size_bytes, " in ", shards.size(), " shards"));
     }
+    reserved_bytes_ += size_bytes - std::exchange(set->reserved_bytes_, size_bytes);
     set->lease_counts_.assign(shards.size(), 0);
     set->shards_ = std::move(shards);
     set->read_bytes_ = read_bytes;

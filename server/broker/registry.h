@@ -182,7 +182,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   void ReportAlive(const WeightSetRef& set);
 
   // Makes every shard exportable at once: → RESIDENT, generation + 1. PROTOCOL_ERROR if the shards take more than was
-  // granted or the load is not that far; CANCELLED if the set has ended meanwhile.
+  // granted (but for the last page of each slab) or the load is not that far; CANCELLED if the set has ended meanwhile.
   absl::Status MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
                             int64_t read_bytes);
 

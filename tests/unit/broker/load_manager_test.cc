@@ -238,8 +238,8 @@ TEST_F(LoadManagerTest, RefusesASecondPlan) {
 
 TEST_F(LoadManagerTest, RefusesAShardLargerThanWhatWasGranted) {
   EXPECT_THAT(FailureOf([](FakeLoader& loader) {
-                loader.Plan(256, 2);
-                loader.HandOver(MakeFakeShard(2));
+                loader.Plan(256, 20'000);
+                loader.HandOver(MakeFakeShard(20'000));
               }),
               StatusIs(Reason::kProtocolError, HasSubstr("granted 256 bytes")));
 }

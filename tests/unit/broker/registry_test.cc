@@ -191,8 +191,18 @@ TEST_F(RegistryTest, RefusesShardsLargerThanWhatWasGranted) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
   ASSERT_THAT(registry->GrantMemory(set, {4096, 4096, 1}), IsOk());
-  EXPECT_THAT(registry->MakeResident(set, {MakeShard(8192)}, 4096),
+  EXPECT_THAT(registry->MakeResident(set, {MakeShard(4096 + kHugePageBytes + 1)}, 4096),
               StatusIs(Reason::kProtocolError, HasSubstr("granted 4096")));
+}
+
+TEST_F(RegistryTest, ReservesWhatTheSlabsTakeInFactWhenTheyAreRoundedUpToPages) {
+  const auto registry = Make();
+  const WeightSetRef set = Begin(*registry, "aa");
+  ASSERT_THAT(registry->GrantMemory(set, {512, 512, 1}), IsOk());
+  ASSERT_THAT(registry->MakeResident(set, {MakeShard(4096)}, 512), IsOk());
+  EXPECT_EQ(registry->Totals().reserved_bytes, 4096);
+  ASSERT_THAT(registry->Release(set), IsOk());
+  EXPECT_EQ(registry->Totals().reserved_bytes, 0);
 }
 
 TEST_F(RegistryTest, NeverLetsProgressGoBackOrBeyondTheTotal) {
