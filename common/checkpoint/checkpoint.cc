@@ -21,9 +21,12 @@ absl::StatusOr<nlohmann::json> ReadConfig(FileSystem& file_system, const Checkpo
                    file_system.ReadSmallFile(absl::StrCat(files.folder, "/", name), kMaxConfigBytes));
   auto config = ParseStrictJson(text);
   if (config.ok()) return config;
-  return MakeError(Reason::kConfigMalformed,
-                   absl::StrCat(name, ": is not valid JSON: ", std::string(config.status().message())),
-                   {{"file", name}});
+  const bool is_pythons = text.find("Infinity") != std::string::npos || text.find("NaN") != std::string::npos;
+  return MakeError(
+      Reason::kConfigMalformed,
+      absl::StrCat(name, ": is not valid JSON: ", std::string(config.status().message()),
+                   is_pythons ? " (Python writes Infinity and NaN, which JSON does not have; edit them out)" : ""),
+      {{"file", name}});
 }
 
 absl::Status ReadConfigs(FileSystem& file_system, Checkpoint& checkpoint) {

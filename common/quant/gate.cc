@@ -23,7 +23,7 @@ constexpr char kOnlyThese[] =
     "can be served: the raw bytes of others are not all of their meaning";
 
 // What block-wise FP8 may say beside its method and its block size. A key that is not here, or another value, is
-// refused: it might change what the bytes mean. A null says nothing.
+// refused: it might change what the bytes mean. A null, and an empty list or object, say nothing.
 struct Fp8Key {
   const char* key;
   std::vector<Json> allowed;  // strings in lower case; empty for a list of module names
@@ -42,6 +42,8 @@ const std::vector<Fp8Key>& Fp8Keys() {
   };
   return *keys;
 }
+
+bool SaysNothing(const Json& value) { return value.is_null() || (value.is_structured() && value.empty()); }
 
 absl::Status Refuse(Reason reason, const std::string& where, const std::string& method, const std::string& text) {
   return MakeError(reason, absl::StrCat(where, ": ", text), {{"where", where}, {"method", method}});
@@ -112,7 +114,7 @@ std::string AllowedText(const Fp8Key& row) {
 // Reads one key of a block-FP8 declaration; a list of modules goes into `ignored`.
 absl::Status ReadFp8Key(const std::string& where, const std::string& key, const Json& value,
                         std::optional<std::vector<std::string>>& ignored) {
-  if (key == "quant_method" || key == "weight_block_size" || value.is_null()) return absl::OkStatus();
+  if (key == "quant_method" || key == "weight_block_size" || SaysNothing(value)) return absl::OkStatus();
   const auto& keys = Fp8Keys();
   const auto row =
       std::find_if(keys.begin(), keys.end(), [&](const Fp8Key& candidate) { return candidate.key == key; });

@@ -122,6 +122,11 @@ TEST_F(CheckpointTest, RefusesAConfigThatIsNoStrictJsonObject) {
   }
 }
 
+TEST_F(CheckpointTest, SaysThatInfinityIsPythonsNotJsons) {
+  EXPECT_THAT(Open(CheckpointBuilder().Tensor("a", "F32", {4}).Config(R"({"time_step_limit": [0.0, Infinity]})")),
+              StatusIs(Reason::kConfigMalformed, HasSubstr("Python writes Infinity")));
+}
+
 TEST_F(CheckpointTest, RefusesASideFileThatIsNoJsonNamingIt) {
   EXPECT_THAT(Open(CheckpointBuilder().Tensor("a", "F32", {4}).File("hf_quant_config.json", "{")),
               StatusIs(Reason::kConfigMalformed, HasSubstr("hf_quant_config.json")));

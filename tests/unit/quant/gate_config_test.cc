@@ -58,6 +58,7 @@ TEST(GateConfig, AcceptsWhatPublishedBlockFp8ModelsSay) {
        {"", R"("activation_scheme": "dynamic")", R"("fmt": "float8_e4m3fn")", R"("scale_fmt": "ue8m0")",
         R"("weight_per_tensor": false, "act_per_tensor": false)", R"("modules_to_not_convert": null)",
         R"("modules_to_not_convert": [])", R"("ignored_layers": ["gate"])", R"("kv_cache_scheme": null)",
+        R"("config_groups": {}, "ignore": [])",
         R"("ignored_layers": ["b", "a"], "modules_to_not_convert": ["a", "b"])"}) {
     EXPECT_THAT(JudgeFp8(more), IsOk()) << more;
   }
@@ -101,7 +102,8 @@ TEST(GateConfig, RefusesOtherBlockSizesThan128NamingThem) {
 }
 
 TEST(GateConfig, RefusesAnIgnoreListThatIsNone) {
-  for (const char* list : {"\"lm_head\"", "{}", "[1]", "[null]", "[\"\"]", "[\"re:.*gate\"]", "[\"*proj\"]", "true"}) {
+  for (const char* list :
+       {"\"lm_head\"", "{\"a\": 1}", "[1]", "[null]", "[\"\"]", "[\"re:.*gate\"]", "[\"*proj\"]", "true"}) {
     EXPECT_THAT(JudgeFp8(absl::StrCat("\"modules_to_not_convert\": ", list)), StatusIs(Reason::kQuantizationMalformed))
         << list;
   }
