@@ -1,1 +1,33 @@
-# Install rules: find_package(weightbroker) gives weightbroker::client and weightbroker::proto.
+# Install rules: find_package(weightbroker) gives weightbroker::client, weightbroker::proto and weightbroker::redeem.
+#
+#   bin/                     every program
+#   lib/                     the libraries, static; lib/cmake/weightbroker/ the package
+#   include/weightbroker/    the client's public headers and redeem.h; v1/ the generated messages and stub
+#   share/weightbroker/      protos/ the API's .proto files; weightbroker.protoset the descriptor set
+
+include(CMakePackageConfigHelpers)
+
+set(PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/weightbroker)
+
+# What engines link to, and the static libraries behind it: CMake refuses to generate if one is missing here.
+set(INSTALLED_LIBRARIES
+  client proto redeem
+  base checkpoint file identity internal_proto json load memory plan quant socket socket_path)
+foreach(name ${INSTALLED_LIBRARIES})
+  set_target_properties(weightbroker_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS weightbroker_${name} EXPORT weightbroker ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endforeach()
+install(EXPORT weightbroker NAMESPACE weightbroker:: FILE weightbrokerTargets.cmake DESTINATION ${PACKAGE_FOLDER})
+
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weightbrokerConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/weightbrokerConfig.cmake INSTALL_DESTINATION ${PACKAGE_FOLDER})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/weightbrokerConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/weightbrokerConfig.cmake ${PROJECT_BINARY_DIR}/weightbrokerConfigVersion.cmake
+  DESTINATION ${PACKAGE_FOLDER})
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/include/weightbroker DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_BINARY_DIR}/protos/weightbroker/v1 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weightbroker
+  FILES_MATCHING PATTERN "*.pb.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/protos/weightbroker/v1
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/weightbroker/protos/weightbroker FILES_MATCHING PATTERN "*.proto")
+install(FILES ${PROJECT_BINARY_DIR}/protos/weightbroker.protoset DESTINATION ${CMAKE_INSTALL_DATADIR}/weightbroker)

@@ -18,6 +18,9 @@ endif()
 add_library(weightbroker_options INTERFACE)
 target_compile_options(weightbroker_options INTERFACE
   -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(weightbroker_options INTERFACE -Wno-restrict)  # false in std::string operator+ (GCC PR105651)
+endif()
 target_include_directories(weightbroker_options INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(WEIGHTBROKER_SANITIZE)

@@ -1,0 +1,131 @@
+// What the service refuses with real files and real memory, saying why.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "tests/integration/service.h"
+#include "tests/support/checkpoint_builder.h"
+#include "tests/support/status_matchers.h"
+
+namespace weightbroker::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Key;
+
+// Large enough for a load to be caught in the middle.
+constexpr int64_t kSlowBytes = int64_t{1} << 30;
+
+CheckpointBuilder SlowModel() {
+  CheckpointBuilder builder;
+  for (int i = 0; i < 16; ++i) builder.Tensor("layer." + std::to_string(i), "U8", {kSlowBytes / 16});
+  return builder;
+}
+
+class ChangingFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SlowModel().Write(service_.NewModel("slow")); }
+
+  // Registers, and calls `change` in the middle of the load.
+  absl::Status RegisterAndMeanwhile(const std::function<void()>& change) {
+    bool changed = false;
+    const auto set = service_.Register("slow", [&](const LoadProgress& progress) {
+      if (changed || progress.done_bytes == 0) return;
+      change();
+      changed = true;
+    });
+    EXPECT_TRUE(changed) << "the load was over before the file could be changed";
+    return set.status();
+  }
+
+  std::string ShardPath() const { return service_.ModelFolder("slow") + "/model.safetensors"; }
+
+  void ExpectNothingIsExported() const {
+    EXPECT_FALSE(service_.Attach("slow").ok());
+    EXPECT_EQ(service_.Health()->reserved_bytes(), 0);
+  }
+
+  const Service service_;
+};
+
+TEST_F(ChangingFileTest, FailsTheLoadByAWriteInPlaceNamingTheFile) {
+  const absl::Status status = RegisterAndMeanwhile([this] {
+    std::fstream file(ShardPath(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  });
+
+  EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
+  ExpectNothingIsExported();
+}
+
+TEST_F(ChangingFileTest, FailsTheLoadByAReplacementNamingTheFile) {
+  std::filesystem::copy_file(ShardPath(), ShardPath() + ".new");
+
+  const absl::Status status =
+      RegisterAndMeanwhile([this] { std::filesystem::rename(ShardPath() + ".new", ShardPath()); });
+
+  EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
+  ExpectNothingIsExported();
+}
+
+TEST_F(ChangingFileTest, FailsTheLoadByATruncationNamingTheFile) {
+  const absl::Status status = RegisterAndMeanwhile([this] { std::filesystem::resize_file(ShardPath(), kSlowBytes / 2); });
+
+  EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
+  ExpectNothingIsExported();
+}
+
+TEST(MemoryLimit, RefusesWhatDoesNotFitWithNeedAndHave) {
+  const Service service({"--memory_limit", "1MiB"});
+  CheckpointBuilder().Tensor("w", "U8", {4 << 20}).Write(service.NewModel("large"));
+  CheckpointBuilder().Tensor("w", "U8", {1000}).Write(service.NewModel("small"));
+
+  const auto refused = service.Register("large");
+
+  EXPECT_THAT(refused, StatusIs(Reason::kMemoryExhausted));
+  EXPECT_THAT(GetErrorDetails(refused.status()).metadata, AllOf(Contains(Key("need_bytes")), Contains(Key("have_bytes"))));
+  EXPECT_EQ(service.Health()->reserved_bytes(), 0);
+  EXPECT_THAT(service.Register("small"), IsOk());
+}
+
+TEST(BadCheckpoint, IsRefusedWithTheFileAndWhatIsWrongWithIt) {
+  const Service service;
+  CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("cut"));
+  std::filesystem::resize_file(service.ModelFolder("cut") + "/model.safetensors", 1000);
+
+  EXPECT_THAT(service.Register("cut"), StatusIs(Reason::kCheckpointTruncated, HasSubstr("model.safetensors")));
+}
+
+TEST(Quantization, OutsideTheGateIsRefusedByName) {
+  const Service service;
+  CheckpointBuilder()
+      .Tensor("w", "BF16", {64, 64})
+      .Config(R"({"quantization_config": {"quant_method": "awq", "bits": 4}})")
+      .Write(service.NewModel("awq"));
+
+  EXPECT_THAT(service.Register("awq"), StatusIs(Reason::kQuantizationUnsupported, HasSubstr("awq")));
+}
+
+TEST(Model, OutsideTheRootsIsRefused) {
+  const Service service;
+  const TemporaryFolder elsewhere;
+  CheckpointBuilder().Tensor("w", "BF16", {4}).Write(elsewhere.path());
+
+  const Finished tool =
+      Run("weightbroker", service.ToolFlags("register", {elsewhere.path(), "--torch_version", "any", "--json"}));
+
+  EXPECT_EQ(tool.exit.code, 3);
+  EXPECT_EQ(tool.json["reason"], "MODEL_OUTSIDE_ROOTS");
+}
+
+}  // namespace
+}  // namespace weightbroker::testing

@@ -1,0 +1,117 @@
+// The command-line tool against a real service: what it prints and what it exits with.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/integration/service.h"
+#include "tests/support/checkpoint_builder.h"
+#include "tests/support/status_matchers.h"
+
+namespace weightbroker::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class ToolTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service_.NewModel("small"));
+  }
+
+  Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
+    return Run("weightbroker", service_.ToolFlags(command, more));
+  }
+
+  Finished Register() const { return Tool("register", {"models:small", "--torch_version", "any", "--json"}); }
+
+  const Service service_;
+};
+
+TEST_F(ToolTest, RegistersListsAndUnregisters) {
+  const Finished registered = Register();
+  ASSERT_EQ(registered.exit.code, 0) << registered.errors;
+  EXPECT_EQ(registered.json["state"], "WEIGHT_SET_STATE_RESIDENT");
+  const std::string fingerprint = registered.json["fingerprint"];
+
+  const Finished table = Tool("list");
+  EXPECT_EQ(table.exit.code, 0);
+  EXPECT_THAT(table.output, HasSubstr("FINGERPRINT"));
+  EXPECT_THAT(table.output, HasSubstr(fingerprint.substr(0, 12)));
+  EXPECT_THAT(table.output, HasSubstr("RESIDENT"));
+  const Finished list = Tool("list", {"--json"});
+  EXPECT_EQ(list.json["weight_sets"][0]["fingerprint"], fingerprint);
+
+  const Finished unregistered = Tool("unregister", {fingerprint.substr(0, 8), "--json"});
+  ASSERT_EQ(unregistered.exit.code, 0) << unregistered.errors;
+  EXPECT_EQ(unregistered.json["weight_set"]["fingerprint"], fingerprint);
+  EXPECT_THAT(Tool("health").output, HasSubstr("IDLE"));
+}
+
+TEST_F(ToolTest, ReturnsAtOnceWithoutWaiting) {
+  const Finished registered = Tool("register", {"models:small", "--torch_version", "any", "--no_wait", "--json"});
+
+  ASSERT_EQ(registered.exit.code, 0) << registered.errors;
+  EXPECT_THAT(registered.json["fingerprint"], Not(IsEmpty()));
+}
+
+TEST_F(ToolTest, ShowsHealthAsTableAndAsJson) {
+  ASSERT_EQ(Register().exit.code, 0);
+
+  const Finished table = Tool("health");
+  const Finished json = Tool("health", {"--json"});
+
+  EXPECT_EQ(table.exit.code, 0);
+  EXPECT_THAT(table.output, HasSubstr("READY"));
+  EXPECT_THAT(table.output, HasSubstr("models"));
+  EXPECT_EQ(json.json["status"], "STATUS_READY");
+  EXPECT_EQ(json.json["lease_count"], 0);
+}
+
+TEST_F(ToolTest, ExitsWithThreeWhereTheServiceRefuses) {
+  ASSERT_EQ(Register().exit.code, 0);
+  const auto weights = service_.Attach("small");
+  ASSERT_TRUE(weights.ok());
+
+  const Finished refused = Tool("unregister", {weights->fingerprint(), "--json"});
+
+  EXPECT_EQ(refused.exit.code, 3);
+  EXPECT_EQ(refused.json["ok"], false);
+  EXPECT_EQ(refused.json["reason"], "LEASED");
+  EXPECT_THAT(refused.errors, HasSubstr("reason: LEASED"));
+}
+
+TEST_F(ToolTest, ExitsWithTwoForWrongUsage) {
+  EXPECT_EQ(Run("weightbroker", {}).exit.code, 2);
+  EXPECT_EQ(Run("weightbroker", {"inspect"}).exit.code, 2);
+  EXPECT_EQ(Tool("register", {"models:small"}).exit.code, 2) << "the torch version is required";
+  EXPECT_EQ(Tool("list", {"--no_such_flag"}).exit.code, 2);
+  EXPECT_EQ(Run("weightbroker", {"--help"}).exit.code, 0);
+}
+
+TEST_F(ToolTest, InspectsOffline) {
+  const Finished folder = Run("weightbroker", {"inspect", service_.ModelFolder("small"), "--json"});
+  const Finished file =
+      Run("weightbroker", {"inspect", "--file", service_.ModelFolder("small") + "/config.json", "--json"});
+
+  EXPECT_EQ(folder.exit.code, 0);
+  EXPECT_EQ(nlohmann::json::parse(folder.output)["ok"], true);
+  EXPECT_EQ(file.exit.code, 3);
+  EXPECT_EQ(nlohmann::json::parse(file.output)["ok"], false);
+}
+
+TEST(Tool, ExitsWithFourWhereNoServiceAnswers) {
+  const TemporaryFolder folder;
+
+  const Finished health = Run("weightbroker", {"health", "--socket", folder / "nobody", "--json"});
+
+  EXPECT_EQ(health.exit.code, 4);
+  EXPECT_EQ(health.json["reason"], "SERVICE_UNAVAILABLE");
+  EXPECT_THAT(health.errors, HasSubstr("start weightbrokerd"));
+}
+
+}  // namespace
+}  // namespace weightbroker::testing
