@@ -159,25 +159,6 @@ absl::Status SetPermissions(const ListenerOptions& options) {
 
 }  // namespace
 
-absl::Status CheckSocketPath(const std::string& path) {
-  const auto invalid = [&path](const std::string& why) {
-    return MakeError(Reason::kSocketPathInvalid, absl::StrCat("socket path \"", path, "\" ", why),
-                     {{"socket", path}, {"length_bytes", absl::StrCat(path.size())}});
-  };
-  if (path.empty()) return invalid("is empty");
-  if (path[0] == '@' || path[0] == '\0') {
-    return invalid("is abstract: it would have no owner and no permissions; give a path in the file system");
-  }
-  if (path[0] != '/') return invalid("is relative: give an absolute path");
-  if (path.find('\0') != std::string::npos) return invalid("contains a NUL byte");
-  if (path.back() == '/') return invalid("names a folder: add the socket's file name");
-  if (path.size() > kMaxSocketPathBytes) {
-    return invalid(absl::StrCat("has ", path.size(), " bytes, and a Unix socket's path may have ", kMaxSocketPathBytes,
-                                ": choose a shorter one"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
   const std::string& path = options.path;
   RETURN_IF_ERROR(CheckSocketPath(path));

@@ -34,9 +34,6 @@ struct ListenerOptions {
   bool create_folder = false;
 };
 
-// SOCKET_PATH_INVALID for an empty, relative, abstract or over-long path.
-absl::Status CheckSocketPath(const std::string& path);
-
 class Listener {
  public:
   // Fails with
