@@ -1,11 +1,11 @@
-// How long an engine waits for its weights' addresses: attaching to the service, beside mapping and beside reading the same
-// safetensors files in the same run; and the first touch of every page apart.
+// How long an engine waits for its weights' addresses: attaching to the service, beside mapping and beside reading the
+// same safetensors files in the same run; and the first touch of every page apart.
 //
 //   attach_bench [--json] [--folder F] [--bytes N] [--tensors N] [--shards N] [--rounds N] [--bin_dir D]
 //
-// Each sample is taken in a process of its own, and the arms are interleaved, so that a slow minute of the machine hits all
-// alike. The files are in the page cache, which is what mapping and reading them would like best. Attaching is timed from
-// a connected channel to every tensor's address; mapping and reading from before open() to the same.
+// Each sample is taken in a process of its own, and the arms are interleaved, so that a slow minute of the machine hits
+// all alike. The files are in the page cache, which is what mapping and reading them would like best. Attaching is
+// timed from a connected channel to every tensor's address; mapping and reading from before open() to the same.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -206,7 +206,8 @@ constexpr const char* kArms[] = {"attach_touch", "mmap_touch", "read_touch", "at
 
 class Bench {
  public:
-  explicit Bench(const Flags& flags) : flags_(flags), socket_(flags.folder + ".socket"), output_(flags.folder + ".out") {}
+  explicit Bench(const Flags& flags)
+      : flags_(flags), socket_(flags.folder + ".socket"), output_(flags.folder + ".out") {}
 
   absl::StatusOr<nlohmann::json> Run() {
     RETURN_IF_ERROR(WriteBenchCheckpoint(flags_.folder, flags_.checkpoint));

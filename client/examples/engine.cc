@@ -103,7 +103,8 @@ int main(int argc, char** argv) {
   app.add_option("--mode", flags.mode, "off: load from disk here; client: attach to the service")
       ->transform(CLI::Transformer(std::map<std::string, Mode>{{"off", Mode::kOff}, {"client", Mode::kClient}}));
   app.add_option("--fallback", flags.fallback, "What to do where the service cannot give the weights: disk or fail")
-      ->transform(CLI::Transformer(std::map<std::string, Fallback>{{"disk", Fallback::kDisk}, {"fail", Fallback::kFail}}));
+      ->transform(
+          CLI::Transformer(std::map<std::string, Fallback>{{"disk", Fallback::kDisk}, {"fail", Fallback::kFail}}));
   app.add_option("--model_root", roots, "name=/folder, for models name:relative/path that are loaded from disk");
   app.add_flag("--verify", flags.verify, "Compare every tensor with its digest");
   app.add_flag("--prefault", flags.prefault, "Map every page while attaching");

@@ -14,7 +14,8 @@ namespace example {
 namespace {
 
 constexpr char kChecksumHelp[] =
-    "The checksum is the SHA-256 over, for each tensor that is no alias, in byte-wise order of names: the name in UTF-8, "
+    "The checksum is the SHA-256 over, for each tensor that is no alias, in byte-wise order of names: the name in "
+    "UTF-8, "
     "then the tensor's bytes. In Python:\n"
     "  h = hashlib.sha256()\n"
     "  for name in sorted(tensors, key=lambda n: n.encode()):\n"
@@ -138,7 +139,8 @@ int PrintFailure(const std::string& reason, const std::string& message,
                  const std::map<std::string, std::string>& metadata, bool unavailable, bool json) {
   fprintf(stderr, "%s [%s]\n", message.c_str(), reason.c_str());
   if (json) {
-    const nlohmann::ordered_json line = {{"ok", false}, {"reason", reason}, {"message", message}, {"metadata", metadata}};
+    const nlohmann::ordered_json line = {
+        {"ok", false}, {"reason", reason}, {"message", message}, {"metadata", metadata}};
     printf("%s\n", line.dump().c_str());
     fflush(stdout);
   }
@@ -163,8 +165,6 @@ int WriteToWeights(const std::vector<View>& views) {
   return 1;
 }
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace example

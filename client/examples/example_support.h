@@ -1,5 +1,5 @@
-// What the two example engines share and what no engine needs: their flags, a checksum, and a report. It knows nothing of
-// weightbroker. See engine.cc and stub_engine.cc for how an engine gets its weights.
+// What the two example engines share and what no engine needs: their flags, a checksum, and a report. It knows nothing
+// of weightbroker. See engine.cc and stub_engine.cc for how an engine gets its weights.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -44,7 +44,7 @@ struct Report {
   // By ReadAll.
   int64_t tensors = 0;  // aliases among them
   int64_t aliases = 0;
-  int64_t bytes = 0;    // of all tensors but aliases
+  int64_t bytes = 0;  // of all tensors but aliases
   double first_touch_seconds = 0;
   double checksum_seconds = 0;
   std::string checksum;
@@ -59,14 +59,16 @@ bool DumpAll(const std::vector<View>& views, const std::string& folder);
 
 void Print(const Report& report, bool json);
 
-// Says why there is no report, on stderr and with `json` also on stdout. Returns the exit code: 4 if `unavailable`, else 3.
+// Says why there is no report, on stderr and with `json` also on stdout. Returns the exit code: 4 if `unavailable`,
+// else 3.
 int PrintFailure(const std::string& reason, const std::string& message,
                  const std::map<std::string, std::string>& metadata, bool unavailable, bool json);
 
 // Prints the line "attached", for scripts, and waits.
 void Hold(int seconds);
 
-// Writes to the first byte there is. The memory is read-only: this ends the process with SIGSEGV. Returns 1 if it does not.
+// Writes to the first byte there is. The memory is read-only: this ends the process with SIGSEGV. Returns 1 if it does
+// not.
 int WriteToWeights(const std::vector<View>& views);
 
 // Seconds of a steady clock, from some time on.

@@ -1,5 +1,5 @@
-// An inference engine's start-up with the generated stub and weightbroker/redeem.h, and nothing else of weightbroker: for
-// engines in other languages to follow, and for those that want no library.
+// An inference engine's start-up with the generated stub and weightbroker/redeem.h, and nothing else of weightbroker:
+// for engines in other languages to follow, and for those that want no library.
 //
 //   stub_engine --socket /run/weightbroker/weightbroker.sock --model /models/llama --torch_version any --register
 
@@ -22,8 +22,8 @@ namespace {
 
 namespace v1 = ::weightbroker::v1;
 
-// The sizes are the service's word: a memfd that is shorter, or that somebody could still shrink, would end this process
-// with SIGBUS on a later read.
+// The sizes are the service's word: a memfd that is shorter, or that somebody could still shrink, would end this
+// process with SIGBUS on a later read.
 bool IsSafeToMap(int fd, int64_t size_bytes) {
   struct stat status {};
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -111,8 +111,9 @@ class Attachment {
     std::vector<int> fds(static_cast<size_t>(header_.slabs_size()));
     size_t fd_count = 0;
     char error[weightbroker::kRedeemErrorBytes];
-    const int code = weightbroker::RedeemTicket(socket_path.c_str(), header_.ticket().data(), header_.ticket().size(),
-                                                fds.data(), fds.size(), &fd_count, /*timeout_ms=*/5000, error, sizeof(error));
+    const int code =
+        weightbroker::RedeemTicket(socket_path.c_str(), header_.ticket().data(), header_.ticket().size(), fds.data(),
+                                   fds.size(), &fd_count, /*timeout_ms=*/5000, error, sizeof(error));
     if (code != 0) return grpc::Status(grpc::StatusCode::UNAVAILABLE, error);
     bool all_mapped = fd_count == fds.size();
     for (size_t i = 0; i < fd_count; ++i) {
@@ -147,7 +148,8 @@ grpc::Status Register(v1::WeightBrokerService::Stub& stub, const v1::ExportReque
 
 int PrintFailure(const grpc::Status& status, const example::Flags& flags) {
   const bool unavailable = status.error_code() == grpc::StatusCode::UNAVAILABLE;
-  return example::PrintFailure(std::to_string(status.error_code()), status.error_message(), {}, unavailable, flags.json);
+  return example::PrintFailure(std::to_string(status.error_code()), status.error_message(), {}, unavailable,
+                               flags.json);
 }
 
 int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {

@@ -30,8 +30,8 @@ class Attachment {
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     RETURN_IF_ERROR(ReadHeader());
-    // The service sends the manifest into the socket meanwhile: with the slabs mapped first, each tensor gets its address
-    // as it is decoded.
+    // The service sends the manifest into the socket meanwhile: with the slabs mapped first, each tensor gets its
+    // address as it is decoded.
     RETURN_IF_ERROR(MapSlabs());
     RETURN_IF_ERROR(ReadManifest());
     state_->lease = std::make_unique<Lease>(std::move(stream_));
@@ -65,7 +65,8 @@ class Attachment {
 
   absl::Status MapSlabs() {
     if (header_.slabs().empty()) return absl::OkStatus();  // every tensor is empty
-    auto fds = RedeemTicket(connection_.socket_path(), header_.ticket(), static_cast<size_t>(header_.slabs_size()), deadline_);
+    auto fds =
+        RedeemTicket(connection_.socket_path(), header_.ticket(), static_cast<size_t>(header_.slabs_size()), deadline_);
     if (!fds.ok()) {
       connection_broke_ = HasReason(fds.status(), Reason::kServiceUnavailable);
       return fds.status();

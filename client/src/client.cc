@@ -51,16 +51,17 @@ class ClientState {
 
   absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
                                                          const absl::Status& why_not_attached) const {
-    auto loaded = LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
+    auto loaded =
+        LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
     if (loaded.ok()) {
       (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
       return loaded;
     }
     if (HasReason(why_not_attached, Reason::kModeOff)) return loaded;
     const ErrorDetails service = GetErrorDetails(why_not_attached);
-    absl::Status both(loaded.status().code(),
-                      absl::StrCat("not from disk: ", loaded.status().message(), "; and not from the service: ",
-                                   why_not_attached.message(), " [", service.reason, "]"));
+    absl::Status both(loaded.status().code(), absl::StrCat("not from disk: ", loaded.status().message(),
+                                                           "; and not from the service: ", why_not_attached.message(),
+                                                           " [", service.reason, "]"));
     if (const auto info = loaded.status().GetPayload(kErrorInfoTypeUrl)) both.SetPayload(kErrorInfoTypeUrl, *info);
     return both;
   }

@@ -13,8 +13,8 @@ namespace {
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& socket_path) {
   grpc::ChannelArguments arguments;
-  // A connection of our own, even where another Client of this process has one to the same socket: an engine that is torn
-  // down and made again must not inherit a back-off.
+  // A connection of our own, even where another Client of this process has one to the same socket: an engine that is
+  // torn down and made again must not inherit a back-off.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
@@ -79,8 +79,7 @@ absl::Status Connection::WaitUntilConnected(Deadline deadline) const {
   return NoService(socket_path_, "the deadline passed");
 }
 
-absl::Status Connection::Call(Deadline deadline,
-                              const std::function<grpc::Status(grpc::ClientContext&)>& call) const {
+absl::Status Connection::Call(Deadline deadline, const std::function<grpc::Status(grpc::ClientContext&)>& call) const {
   constexpr int kTries = 2;
   grpc::Status status;
   for (int i = 0; i < kTries; ++i) {
@@ -94,8 +93,8 @@ absl::Status Connection::Call(Deadline deadline,
 }
 
 void Connection::LeaveBrokenConnection() const {
-  // A call can fail before the channel has noticed that its connection is gone, and the next one would be put on the same
-  // dead connection.
+  // A call can fail before the channel has noticed that its connection is gone, and the next one would be put on the
+  // same dead connection.
   constexpr std::chrono::milliseconds kTimeToNotice(200);
   if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) return;
   channel_->WaitForStateChange(GRPC_CHANNEL_READY, DeadlineIn(kTimeToNotice));

@@ -1,5 +1,5 @@
-// The connection to the service, and the rules that every call over it follows: a deadline, errors with their ErrorInfo,
-// and one more try for a call that was in flight when the service died.
+// The connection to the service, and the rules that every call over it follows: a deadline, errors with their
+// ErrorInfo, and one more try for a call that was in flight when the service died.
 //
 //   auto connection = Connection::Open("/run/weightbroker/weightbroker.sock");      // does not wait
 //   v1::HealthResponse response;
@@ -31,7 +31,8 @@ std::chrono::milliseconds Remaining(Deadline deadline);  // at least 0
 
 class Connection {
  public:
-  // Begins to connect, without waiting. SOCKET_PATH_INVALID if no path is given and none can be derived, or it is too long.
+  // Begins to connect, without waiting. SOCKET_PATH_INVALID if no path is given and none can be derived, or it is too
+  // long.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const std::string& socket_path);
 
   // SERVICE_UNAVAILABLE if no service answers before `deadline`.

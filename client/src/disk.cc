@@ -34,7 +34,8 @@ absl::StatusOr<std::string> ExpandModel(const std::string& model, const ModelRoo
                      {{"field", "spec.model"}, {"model", model}});
   }
   const std::string name = model.substr(0, colon);
-  if (const auto root = roots.find(name); root != roots.end()) return absl::StrCat(root->second, "/", model.substr(colon + 1));
+  if (const auto root = roots.find(name); root != roots.end())
+    return absl::StrCat(root->second, "/", model.substr(colon + 1));
   const std::string known = absl::StrJoin(roots, ", ", absl::PairFormatter("="));
   return MakeError(Reason::kModelRootUnknown,
                    absl::StrCat("spec.model \"", model, "\" names the model root \"", name,

@@ -18,12 +18,12 @@ struct DiskRequest {
   v1::Environment environment;
   std::map<std::string, std::string> model_roots;  // name -> folder, for models "name:relative/path"
   int32_t rank = 0;
-  int threads = 0;  // 0 chooses
+  int threads = 0;                                       // 0 chooses
   std::function<void(const LoadProgress&)> on_progress;  // may be empty
 };
 
-// Loads and seals the weights. Fails as a load by the service does, with the same reasons, and with MODEL_ROOT_UNKNOWN for
-// a root that `model_roots` lacks. Thread-safe. `source` is the caller's to set.
+// Loads and seals the weights. Fails as a load by the service does, with the same reasons, and with MODEL_ROOT_UNKNOWN
+// for a root that `model_roots` lacks. Thread-safe. `source` is the caller's to set.
 absl::StatusOr<std::unique_ptr<WeightsState>> LoadFromDisk(const DiskRequest& request);
 
 }  // namespace weightbroker::client

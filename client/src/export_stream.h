@@ -1,5 +1,5 @@
-// One Export stream, read as raw bytes: manifests are decoded straight into our own rows, without a protobuf message for
-// each tensor in between. The thread that reads also drives the connection: there is no hop to another thread.
+// One Export stream, read as raw bytes: manifests are decoded straight into our own rows, without a protobuf message
+// for each tensor in between. The thread that reads also drives the connection: there is no hop to another thread.
 //
 //   ExportStream stream(connection.channel(), request);
 //   ASSIGN_OR_RETURN(std::optional<RawMessage> message, stream.Read(deadline));    // nullopt: ended; see end_status()

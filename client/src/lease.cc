@@ -73,7 +73,8 @@ void Lease::TakeEvent(const RawMessage& message) {
   if (!response.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
   if (response.event().kind() != v1::ExportEvent::KIND_DRAINING) return;  // an event that a later version knows
   const MutexLock lock(mutex_);
-  status_ = MakeError(Reason::kDraining, absl::StrCat("the service takes the weight set down: ", response.event().message()));
+  status_ =
+      MakeError(Reason::kDraining, absl::StrCat("the service takes the weight set down: ", response.event().message()));
 }
 
 }  // namespace weightbroker::client

@@ -33,8 +33,8 @@ constexpr int64_t kMaxReservedTensors = 1 << 17;
 
 absl::Status NotTrusted(std::string_view tensor, const std::string& what) {
   return MakeError(Reason::kProtocolError,
-                   absl::StrCat("the service sent a manifest that cannot be right: tensor \"", ToAbsl(tensor), "\" ", what,
-                                "; service and client library may be of different versions"),
+                   absl::StrCat("the service sent a manifest that cannot be right: tensor \"", ToAbsl(tensor), "\" ",
+                                what, "; service and client library may be of different versions"),
                    {{"tensor", std::string(tensor)}, {"fault", what}});
 }
 
@@ -96,8 +96,9 @@ Dimensions DimensionPool::Copy(const std::vector<int64_t>& dimensions) {
 }
 
 const Tensor* FindTensor(const std::vector<Tensor>& tensors, std::string_view name) {
-  const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,
-                                      [](const Tensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
+  const auto found =
+      std::lower_bound(tensors.begin(), tensors.end(), name,
+                       [](const Tensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
   return found != tensors.end() && found->name == name ? &*found : nullptr;
 }
 
@@ -111,7 +112,8 @@ absl::Status ManifestDecoder::Add(RawMessage message) {
   WireReader reader(manifest_.messages.back().bytes());
   while (reader.Next()) {
     if (reader.field() != kResponseManifest) {
-      return NotTrusted(absl::StrCat("field ", reader.field(), " of ExportResponse came before the manifest was complete"));
+      return NotTrusted(
+          absl::StrCat("field ", reader.field(), " of ExportResponse came before the manifest was complete"));
     }
     RETURN_IF_ERROR(AddChunk(reader.bytes()));
   }
@@ -201,8 +203,8 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
     return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slabs_.size()));
   }
   if (row.offset_bytes < 0 || row.offset_bytes % kTensorAlignmentBytes != 0) {
-    return NotTrusted(row.name, absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ",
-                                             kTensorAlignmentBytes));
+    return NotTrusted(row.name,
+                      absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ", kTensorAlignmentBytes));
   }
   const int64_t slab_bytes = slabs_[static_cast<size_t>(row.slab)].size_bytes;
   if (row.size_bytes > slab_bytes || row.offset_bytes > slab_bytes - row.size_bytes) {
@@ -214,7 +216,8 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
 
 absl::StatusOr<Manifest> ManifestDecoder::Finish() && {
   if (!complete()) {
-    return NotTrusted(absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
+    return NotTrusted(
+        absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
   }
   for (const Tensor& alias : manifest_.tensors) {
     if (alias.alias_of.empty()) continue;

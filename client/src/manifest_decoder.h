@@ -1,4 +1,5 @@
-// Turns the manifest's messages into tensors with addresses, trusting nothing in them: what passes lies inside the slabs.
+// Turns the manifest's messages into tensors with addresses, trusting nothing in them: what passes lies inside the
+// slabs.
 //
 //   ManifestDecoder decoder(slabs, header.tensor_count());
 //   RETURN_IF_ERROR(decoder.Add(std::move(message)));          // one serialized v1.ExportResponse with `manifest` set

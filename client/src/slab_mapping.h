@@ -11,8 +11,8 @@ namespace weightbroker::client {
 
 class SlabMapping {
  public:
-  // Maps the first `size_bytes` (> 0) of `fd`, which stays the caller's. PROTOCOL_ERROR unless it is a memfd that nobody
-  // can shrink and that is that long: a shorter one would end the engine with SIGBUS on some later read.
+  // Maps the first `size_bytes` (> 0) of `fd`, which stays the caller's. PROTOCOL_ERROR unless it is a memfd that
+  // nobody can shrink and that is that long: a shorter one would end the engine with SIGBUS on some later read.
   static absl::StatusOr<SlabMapping> Map(int fd, int64_t size_bytes);
 
   SlabMapping(SlabMapping&& other) noexcept;

@@ -6,7 +6,8 @@
 
 namespace weightbroker::client {
 
-// The same code, message, reason and metadata. An error without an ErrorInfo becomes PROTOCOL_ERROR: ours all carry one.
+// The same code, message, reason and metadata. An error without an ErrorInfo becomes PROTOCOL_ERROR: ours all carry
+// one.
 Status ToPublic(const absl::Status& status);
 
 }  // namespace weightbroker::client

@@ -11,9 +11,9 @@ struct DataTypeRow {
 };
 
 // By the number of weightbroker.v1.DataType.
-constexpr DataTypeRow kDataTypes[] = {{"UNSPECIFIED", 0}, {"BOOL", 1}, {"U8", 1},      {"I8", 1},  {"U16", 2},
-                                      {"I16", 2},         {"U32", 4},  {"I32", 4},     {"U64", 8}, {"I64", 8},
-                                      {"F8_E4M3", 1},     {"F16", 2},  {"BF16", 2},    {"F32", 4}, {"F64", 8}};
+constexpr DataTypeRow kDataTypes[] = {{"UNSPECIFIED", 0}, {"BOOL", 1}, {"U8", 1},   {"I8", 1},  {"U16", 2},
+                                      {"I16", 2},         {"U32", 4},  {"I32", 4},  {"U64", 8}, {"I64", 8},
+                                      {"F8_E4M3", 1},     {"F16", 2},  {"BF16", 2}, {"F32", 4}, {"F64", 8}};
 
 const DataTypeRow& RowOf(DataType dtype) {
   const auto index = static_cast<size_t>(dtype);

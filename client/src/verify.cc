@@ -60,13 +60,13 @@ absl::Status Compare(const Tensor& tensor, const Digest& found) {
   Digest expected;
   std::transform(stated.begin(), stated.end(), expected.begin(), [](unsigned char byte) { return std::byte{byte}; });
   if (found == expected) return absl::OkStatus();
-  return MakeError(Reason::kDigestMismatch,
-                   absl::StrCat("tensor \"", ToAbsl(tensor.name), "\" has the digest ", DigestHex(found),
-                                " but its manifest says ", DigestHex(expected),
-                                ": its bytes are not those that were loaded; do not use these weights"),
-                   {{"tensor", std::string(tensor.name)},
-                    {"expected_digest", DigestHex(expected)},
-                    {"found_digest", DigestHex(found)}});
+  return MakeError(
+      Reason::kDigestMismatch,
+      absl::StrCat("tensor \"", ToAbsl(tensor.name), "\" has the digest ", DigestHex(found), " but its manifest says ",
+                   DigestHex(expected), ": its bytes are not those that were loaded; do not use these weights"),
+      {{"tensor", std::string(tensor.name)},
+       {"expected_digest", DigestHex(expected)},
+       {"found_digest", DigestHex(found)}});
 }
 
 }  // namespace

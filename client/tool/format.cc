@@ -35,7 +35,8 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
   std::string table;
   for (const auto& row : rows) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) absl::StrAppend(&line, row[i], std::string(widths[i] - row[i].size() + 2, ' '));
+    for (size_t i = 0; i < row.size(); ++i)
+      absl::StrAppend(&line, row[i], std::string(widths[i] - row[i].size() + 2, ' '));
     line.erase(line.find_last_not_of(' ') + 1);
     absl::StrAppend(&table, line, "\n");
   }

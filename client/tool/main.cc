@@ -12,7 +12,8 @@ namespace weightbroker::tool {
 namespace {
 
 constexpr char kFooter[] =
-    "Exit codes: 0 done, 2 usage, 3 refused, 4 unavailable. With --json, stdout has one JSON value: the API's message in "
+    "Exit codes: 0 done, 2 usage, 3 refused, 4 unavailable. With --json, stdout has one JSON value: the API's message "
+    "in "
     "protobuf's JSON mapping with the field names of the .proto files, or {\"ok\": false, \"reason\", \"message\", "
     "\"metadata\"}.";
 
@@ -23,8 +24,8 @@ struct InspectFlags {
 };
 
 ExitCode RunInspect(const InspectFlags& flags) {
-  const InspectReport report = flags.file.empty() ? InspectFolder(RealFileSystem(), flags.folder)
-                                                  : InspectFile(RealFileSystem(), flags.file);
+  const InspectReport report =
+      flags.file.empty() ? InspectFolder(RealFileSystem(), flags.folder) : InspectFile(RealFileSystem(), flags.file);
   fputs((flags.json ? InspectJson(report) : InspectTable(report)).c_str(), stdout);
   return report.ok ? kDone : kRefused;
 }
@@ -56,9 +57,10 @@ class CommandLine {
 
  private:
   void AddServiceFlags(CLI::App* command) {
-    command->add_option("--socket", service_.socket,
-                        "The service's socket (default: /run/weightbroker/weightbroker.sock as root, else "
-                        "$XDG_RUNTIME_DIR/weightbroker/weightbroker.sock)")
+    command
+        ->add_option("--socket", service_.socket,
+                     "The service's socket (default: /run/weightbroker/weightbroker.sock as root, else "
+                     "$XDG_RUNTIME_DIR/weightbroker/weightbroker.sock)")
         ->envname("WEIGHTBROKER_SOCKET");
     command->add_option("--timeout", timeout_seconds_, "Seconds to wait for an answer")
         ->check(CLI::PositiveNumber)
@@ -80,8 +82,10 @@ class CommandLine {
 
   void AddRegister() {
     CLI::App* command = app_.add_subcommand("register", "Have the service make a model resident");
-    command->add_option("model", register_.model, "name:relative/path under a model root, or an absolute folder")->required();
-    command->add_option("--torch_version", register_.torch_version, "The engine's torch version, or \"any\"")->required();
+    command->add_option("model", register_.model, "name:relative/path under a model root, or an absolute folder")
+        ->required();
+    command->add_option("--torch_version", register_.torch_version, "The engine's torch version, or \"any\"")
+        ->required();
     command->add_option("--quantization", register_.quantization, "none or fp8; default: what the checkpoint declares");
     command->add_option("--dtype", register_.dtype, "BF16, F16 or F32; default: the checkpoint's own");
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
@@ -106,7 +110,8 @@ class CommandLine {
 
   void AddUnregister() {
     CLI::App* command = app_.add_subcommand("unregister", "Release a weight set's memory");
-    command->add_option("fingerprint", unregister_.fingerprint, "The fingerprint, or at least 8 digits of it")->required();
+    command->add_option("fingerprint", unregister_.fingerprint, "The fingerprint, or at least 8 digits of it")
+        ->required();
     command->add_flag("--force", unregister_.force, "Also while engines hold leases; they keep what they have mapped");
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunUnregister(service_, unregister_); }; });

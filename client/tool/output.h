@@ -1,5 +1,5 @@
-// What every subcommand ends with: a result on stdout, as a table or as JSON, or an error on stderr (and as JSON on stdout),
-// and the exit code.
+// What every subcommand ends with: a result on stdout, as a table or as JSON, or an error on stderr (and as JSON on
+// stdout), and the exit code.
 #pragma once
 
 #include <google/protobuf/message.h>

@@ -12,8 +12,8 @@ namespace {
 
 std::string Describe(const LoadProgress& progress) {
   if (progress.total_bytes == 0) return progress.phase;
-  std::string text = absl::StrCat(progress.phase, "  ", FormatBytes(progress.done_bytes), " of ",
-                                  FormatBytes(progress.total_bytes));
+  std::string text =
+      absl::StrCat(progress.phase, "  ", FormatBytes(progress.done_bytes), " of ", FormatBytes(progress.total_bytes));
   if (progress.rate_bytes_per_second > 0) {
     absl::StrAppend(&text, ", ", FormatBytes(static_cast<int64_t>(progress.rate_bytes_per_second)), "/s");
   }

@@ -1,5 +1,5 @@
-// Shows how far a load is: a bar that is redrawn on a terminal, else a line when the phase changes and every two seconds.
-// Not thread-safe.
+// Shows how far a load is: a bar that is redrawn on a terminal, else a line when the phase changes and every two
+// seconds. Not thread-safe.
 #pragma once
 
 #include <chrono>

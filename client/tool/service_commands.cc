@@ -81,14 +81,14 @@ void PrintHealth(const v1::HealthResponse& health) {
                             {"version", health.version()},
                             {"process", absl::StrCat(health.process_id())},
                             {"since", TimeUtil::ToString(health.start_time())},
-                            {"memory", absl::StrCat(FormatBytes(health.reserved_bytes()), " reserved, limit ", limit, ", ",
-                                                    FormatBytes(health.available_bytes()), " available")},
+                            {"memory", absl::StrCat(FormatBytes(health.reserved_bytes()), " reserved, limit ", limit,
+                                                    ", ", FormatBytes(health.available_bytes()), " available")},
                             {"pages", WithoutPrefix(v1::PageKind_Name(health.host_page_kind()), "PAGE_KIND_")},
                             {"leases", absl::StrCat(health.lease_count())},
                             {"loads", absl::StrCat(health.load_count())},
                             {"connections", absl::StrCat(health.connection_count())},
                             {"model roots", absl::StrJoin(health.model_roots(), " ")}})
-                     .c_str());
+                   .c_str());
   printf("\n");
   PrintSets(health.weight_sets());
 }

@@ -1,5 +1,5 @@
-// Where the service's socket is: one rule for the service and for everyone who calls it. libc only. Thread-safe, as long
-// as nobody changes the environment meanwhile.
+// Where the service's socket is: one rule for the service and for everyone who calls it. libc only. Thread-safe, as
+// long as nobody changes the environment meanwhile.
 #pragma once
 
 #include <cstddef>

@@ -78,7 +78,8 @@ TEST_F(ChangingFileTest, FailsTheLoadByAReplacementNamingTheFile) {
 }
 
 TEST_F(ChangingFileTest, FailsTheLoadByATruncationNamingTheFile) {
-  const absl::Status status = RegisterAndMeanwhile([this] { std::filesystem::resize_file(ShardPath(), kSlowBytes / 2); });
+  const absl::Status status =
+      RegisterAndMeanwhile([this] { std::filesystem::resize_file(ShardPath(), kSlowBytes / 2); });
 
   EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
   ExpectNothingIsExported();
@@ -92,7 +93,8 @@ TEST(MemoryLimit, RefusesWhatDoesNotFitWithNeedAndHave) {
   const auto refused = service.Register("large");
 
   EXPECT_THAT(refused, StatusIs(Reason::kMemoryExhausted));
-  EXPECT_THAT(GetErrorDetails(refused.status()).metadata, AllOf(Contains(Key("need_bytes")), Contains(Key("have_bytes"))));
+  EXPECT_THAT(GetErrorDetails(refused.status()).metadata,
+              AllOf(Contains(Key("need_bytes")), Contains(Key("have_bytes"))));
   EXPECT_EQ(service.Health()->reserved_bytes(), 0);
   EXPECT_THAT(service.Register("small"), IsOk());
 }

@@ -58,9 +58,9 @@ bool IsMemfd(const std::filesystem::path& descriptor) {
 Service::Service(const std::vector<std::string>& flags) : socket_(folder_ / "weightbroker.sock") {
   std::filesystem::create_directory(folder_ / "models");
   program_ = std::make_unique<Program>(
-      "weightbrokerd", Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models"), "--metrics_address",
-                             "127.0.0.1:0"},
-                            flags));
+      "weightbrokerd",
+      Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models"), "--metrics_address", "127.0.0.1:0"},
+           flags));
   connection_ = *Connection::Open(socket_);
   if (!connection_->WaitUntilConnected(DeadlineIn(kPatience)).ok() || !Health().ok()) {
     fprintf(stderr, "the service does not answer:\n%s\n", program_->Errors().c_str());
@@ -77,7 +77,8 @@ std::vector<std::string> Service::EngineFlags(const std::string& model, const st
   return Join(StubEngineFlags(model, {"--fallback", "fail"}), more);
 }
 
-std::vector<std::string> Service::StubEngineFlags(const std::string& model, const std::vector<std::string>& more) const {
+std::vector<std::string> Service::StubEngineFlags(const std::string& model,
+                                                  const std::vector<std::string>& more) const {
   return Join({"--socket", socket_, "--model", Model(model), "--torch_version", "any", "--json"}, more);
 }
 

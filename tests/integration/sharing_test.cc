@@ -29,8 +29,8 @@ void WriteSmallModel(const Service& service) {
 
 // As the engines' --help describes it, from the builder's bytes.
 std::string SmallModelChecksum() {
-  const std::string text = "a.weight" + TensorBytes("a.weight", 12) + "b.weight" + TensorBytes("b.weight", 70) + "empty" +
-                           "scalar" + TensorBytes("scalar", 4);
+  const std::string text = "a.weight" + TensorBytes("a.weight", 12) + "b.weight" + TensorBytes("b.weight", 70) +
+                           "empty" + "scalar" + TensorBytes("scalar", 4);
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
   EVP_Digest(text.data(), text.size(), digest, &size, EVP_sha256(), nullptr);
@@ -64,8 +64,8 @@ TEST(Engines, ReadTheBytesOfTheFilesWithLibraryAndWithStub) {
 TEST(Engines, ReadTheSameFromDiskByChoiceAndWhereNoServiceIs) {
   const Service service;
   WriteSmallModel(service);
-  const std::vector<std::string> from_disk = {"--model",         service.ModelFolder("small"), "--torch_version", "any",
-                                              "--json",          "--verify"};
+  const std::vector<std::string> from_disk = {
+      "--model", service.ModelFolder("small"), "--torch_version", "any", "--json", "--verify"};
 
   std::vector<std::string> off = from_disk;
   off.insert(off.end(), {"--mode", "off"});

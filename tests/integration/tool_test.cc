@@ -18,9 +18,7 @@ using ::testing::Not;
 
 class ToolTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service_.NewModel("small"));
-  }
+  void SetUp() override { CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service_.NewModel("small")); }
 
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
     return Run("weightbroker", service_.ToolFlags(command, more));

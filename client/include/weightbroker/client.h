@@ -6,8 +6,8 @@
 //   if (!weights.ok()) return Fail(weights.status());        // neither service nor disk: status says why
 //   for (const weightbroker::Tensor& tensor : *weights) Bind(tensor.name, tensor.data, tensor.dtype, tensor.shape);
 //
-// C++17. (The example's designated initializers are C++20; assign the fields in C++17.) Thread-safe: several threads may
-// attach through one Client. Do not fork() after Create: gRPC's threads do not survive it.
+// C++17. (The example's designated initializers are C++20; assign the fields in C++17.) Thread-safe: several threads
+// may attach through one Client. Do not fork() after Create: gRPC's threads do not survive it.
 #pragma once
 
 #include <chrono>
@@ -40,8 +40,8 @@ enum class Fallback {
 
 struct ClientOptions {
   Mode mode = Mode::kOff;
-  // The engine's torch version, or the literal "any" for an engine whose weights do not depend on it. Required, because it
-  // is part of the fingerprint; "any" matches only "any".
+  // The engine's torch version, or the literal "any" for an engine whose weights do not depend on it. Required, because
+  // it is part of the fingerprint; "any" matches only "any".
   std::string torch_version;
   // Where the service listens. Empty: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, else
   // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock.
@@ -60,9 +60,9 @@ struct WeightSpec {
 };
 
 struct LoadProgress {
-  std::string phase;                 // "ALLOCATING", "LOADING", "VERIFYING", "RESIDENT"
+  std::string phase;  // "ALLOCATING", "LOADING", "VERIFYING", "RESIDENT"
   int64_t done_bytes = 0;
-  int64_t total_bytes = 0;           // 0 until known
+  int64_t total_bytes = 0;  // 0 until known
   double rate_bytes_per_second = 0;
 };
 
@@ -90,8 +90,8 @@ struct AttachOptions {
 
 class WEIGHTBROKER_EXPORT Client {
  public:
-  // Checks the options and, in Mode::kClient, begins to connect without waiting: that no service answers is found by the
-  // first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path can be derived.
+  // Checks the options and, in Mode::kClient, begins to connect without waiting: that no service answers is found by
+  // the first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path can be derived.
   static Result<Client> Create(const ClientOptions& options);
 
   Client(Client&&) noexcept;

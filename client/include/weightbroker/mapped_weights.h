@@ -56,7 +56,8 @@ class WEIGHTBROKER_EXPORT MappedWeights {
 
   const Source& source() const;
 
-  // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came from.
+  // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came
+  // from.
   const std::string& fingerprint() const;
 
   // How often the service has made this fingerprint resident, this time included; 0 from disk.
@@ -66,12 +67,12 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   // stays valid. Always false from disk. Never blocks.
   bool lease_lost() const;
 
-  // Ok while the lease is held, else why it was lost; reason DRAINING also from the moment the service says that it takes
-  // the set down, before the lease is lost. Never blocks.
+  // Ok while the lease is held, else why it was lost; reason DRAINING also from the moment the service says that it
+  // takes the set down, before the lease is lost. Never blocks.
   Status lease_status() const;
 
-  // Reads every byte with `threads` threads (0: one for each processor, at most 16) and compares each tensor's digest with
-  // the manifest's. DIGEST_MISMATCH names the first tensor, by name, that differs, with both digests.
+  // Reads every byte with `threads` threads (0: one for each processor, at most 16) and compares each tensor's digest
+  // with the manifest's. DIGEST_MISMATCH names the first tensor, by name, that differs, with both digests.
   Status Verify(int threads = 0) const;
 
  private:

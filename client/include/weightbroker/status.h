@@ -78,8 +78,8 @@ namespace internal {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}              // NOLINT(google-explicit-constructor): `return value;`
-  Result(Status status) : state_(std::move(status)) {        // NOLINT(google-explicit-constructor): `return status;`
+  Result(T value) : state_(std::move(value)) {}        // NOLINT(google-explicit-constructor): `return value;`
+  Result(Status status) : state_(std::move(status)) {  // NOLINT(google-explicit-constructor): `return status;`
     if (std::get<Status>(state_).ok()) internal::DieOfBadAccess(std::get<Status>(state_));
   }
 

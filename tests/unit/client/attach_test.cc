@@ -268,8 +268,8 @@ TEST(Attach, RegistersWhatIsMissingShowingProgressAndThenAttaches) {
   EXPECT_EQ(seen[0].done_bytes, 5);
 }
 
-// What a service sends that is broken, hostile or of another version; the library must say so and map nothing. One attach
-// for each test: a hook cannot be changed while a call runs in it.
+// What a service sends that is broken, hostile or of another version; the library must say so and map nothing. One
+// attach for each test: a hook cannot be changed while a call runs in it.
 class HostileServiceTest : public ::testing::Test {
  protected:
   Status AttachTo(const std::function<void(v1::ExportHeader&)>& change_header,
@@ -300,7 +300,8 @@ TEST_F(HostileServiceTest, IsRefusedForASlabWithoutLength) {
 }
 
 TEST_F(HostileServiceTest, IsRefusedForMoreSlabsThanDescriptors) {
-  EXPECT_EQ(AttachTo([](v1::ExportHeader& header) { *header.add_slabs() = header.slabs(0); }).reason(), "PROTOCOL_ERROR");
+  EXPECT_EQ(AttachTo([](v1::ExportHeader& header) { *header.add_slabs() = header.slabs(0); }).reason(),
+            "PROTOCOL_ERROR");
 }
 
 TEST_F(HostileServiceTest, IsRefusedForATicketThatItDoesNotHonour) {
@@ -309,9 +310,8 @@ TEST_F(HostileServiceTest, IsRefusedForATicketThatItDoesNotHonour) {
 }
 
 TEST_F(HostileServiceTest, IsRefusedForATensorOutsideItsSlab) {
-  const Status status = AttachTo(nullptr, [](v1::ManifestChunk& manifest) {
-    manifest.mutable_tensors(1)->set_offset_bytes(1 << 20);
-  });
+  const Status status =
+      AttachTo(nullptr, [](v1::ManifestChunk& manifest) { manifest.mutable_tensors(1)->set_offset_bytes(1 << 20); });
 
   EXPECT_EQ(status.reason(), "PROTOCOL_ERROR");
   EXPECT_EQ(status.metadata().at("tensor"), "b");
@@ -328,7 +328,8 @@ TEST_F(HostileServiceTest, IsRefusedForAStreamThatEndsBeforeTheManifest) {
 
 TEST_F(HostileServiceTest, IsFoundOutByVerify) {
   service_.on_export = [](ExportCall& call) {
-    call.Send(nullptr, [](v1::ManifestChunk& manifest) { manifest.mutable_tensors(1)->set_digest(std::string(16, 'x')); });
+    call.Send(nullptr,
+              [](v1::ManifestChunk& manifest) { manifest.mutable_tensors(1)->set_digest(std::string(16, 'x')); });
     return call.Hold();
   };
   const auto weights = Connect(service_).Attach(Spec(), NoFallback());

@@ -50,7 +50,8 @@ std::string MakeFolder() {
 
 FakeService::FakeService() : folder_(MakeFolder()) {
   HostSlab slab = OrDie(HostSlab::Create(4096));
-  rows_ = {MakeRow(slab, "a", v1::DATA_TYPE_BF16, {4, 3}, 0, 24), MakeRow(slab, "b", v1::DATA_TYPE_U8, {100}, 256, 100)};
+  rows_ = {MakeRow(slab, "a", v1::DATA_TYPE_BF16, {4, 3}, 0, 24),
+           MakeRow(slab, "b", v1::DATA_TYPE_U8, {100}, 256, 100)};
   SealedSlab sealed = OrDie(std::move(slab).Seal());
   slab_bytes_ = sealed.size_bytes;
   std::vector<UniqueFd> fds;

@@ -53,8 +53,8 @@ TEST(VerifyDigests, NamesTheTensorWhoseByteIsWrong) {
   const std::vector<Tensor> tensors = {View("large", large), View("small", small)};
   large[kLargeBytes - 1] ^= std::byte{1};
 
-  EXPECT_THAT(VerifyDigests(tensors, 2), AllOf(StatusIs(Reason::kDigestMismatch, HasSubstr("\"large\"")),
-                                               HasMetadata("tensor", "large")));
+  EXPECT_THAT(VerifyDigests(tensors, 2),
+              AllOf(StatusIs(Reason::kDigestMismatch, HasSubstr("\"large\"")), HasMetadata("tensor", "large")));
 }
 
 TEST(VerifyDigests, ReadsAnAliasOnceUnderItsTensorsName) {

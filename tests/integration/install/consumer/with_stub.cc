@@ -14,8 +14,8 @@ int main() {
   const grpc::Status status = stub->Health(&context, {}, &response);
   int fd = -1;
   size_t fd_count = 0;
-  const int code = weightbroker::RedeemTicket("/nonexistent/weightbroker.sock", "ticket", 6, &fd, 1, &fd_count, 1000,
-                                              nullptr, 0);
+  const int code =
+      weightbroker::RedeemTicket("/nonexistent/weightbroker.sock", "ticket", 6, &fd, 1, &fd_count, 1000, nullptr, 0);
   printf("%s; %d\n", status.error_message().c_str(), code);
   return status.error_code() == grpc::StatusCode::UNAVAILABLE && code == ENOENT ? 0 : 1;
 }
