@@ -88,7 +88,8 @@ fetch_model() {
 
 start_service() {
   say "starting the service in $runtime"
-  "$BIN/weightbrokerd" --socket "$WEIGHTBROKER_SOCKET" --model_roots "models=$CACHE" >"$runtime/service.log" 2>&1 &
+  "$BIN/weightbrokerd" --socket "$WEIGHTBROKER_SOCKET" --metrics_address 127.0.0.1:0 --model_roots "models=$CACHE" \
+    >"$runtime/service.log" 2>&1 &
   pids+=($!)
   wait_for 20 "the service's start" "$BIN/weightbroker" health
 }

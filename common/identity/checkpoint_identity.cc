@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kMaxJsonBytes = 256 << 20;  // config and index have lower limits where they are parsed
 constexpr int64_t kHashChunkBytes = 1 << 20;
 
-// The kernel stamps files with a clock that ticks every 1 to 10 ms.
+// Kernels before 6.13, and some file systems still, stamp files with a clock that ticks every 1 to 10 ms.
 constexpr int64_t kSettleNs = 20'000'000;
 
 // A field of FileStat that tells whether a file is the same, and how it is called in messages.

@@ -97,6 +97,7 @@ struct Broker::Parts {
     GaugeValues values;
     for (int number = v1::WEIGHT_SET_STATE_ALLOCATING; number <= v1::WEIGHT_SET_STATE_FAILED; ++number) {
       const auto state = static_cast<v1::WeightSetState>(number);
+      if (state == v1::WEIGHT_SET_STATE_RELEASED) continue;  // such a set is forgotten
       const auto found = totals.sets_by_state.find(state);
       values.weight_sets_by_state[StateName(state)] = found == totals.sets_by_state.end() ? 0 : found->second;
     }

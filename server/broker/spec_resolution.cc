@@ -56,7 +56,7 @@ absl::Status MismatchError(Metrics& metrics, const std::string& requested_finger
                                                  {"requested_fingerprint", requested_fingerprint},
                                                  {"resident_fingerprint", resident_fingerprint}};
   std::string message = absl::StrCat("what is asked for is not what is resident of this model, ", resident_fingerprint,
-                                     "; ", closest.differences.size(), " fields differ");
+                                     "; differing fields: ", closest.differences.size());
   std::set<std::string> labels;
   size_t message_bytes = 0;
   size_t metadata_bytes = 0;
@@ -65,7 +65,7 @@ absl::Status MismatchError(Metrics& metrics, const std::string& requested_finger
     labels.insert(MismatchFieldLabel(difference.field()));
     const std::string sentence = Sentence(difference);
     message_bytes += sentence.size();
-    if (message_bytes <= kMaxDifferenceBytes) absl::StrAppend(&message, ": ", sentence);
+    if (message_bytes <= kMaxDifferenceBytes) absl::StrAppend(&message, "; ", sentence);
     metadata_bytes += 2 * difference.field().size() + difference.requested().size() + difference.resident().size() + 40;
     if (message_bytes > kMaxDifferenceBytes || metadata_bytes > kMaxDifferenceBytes) ++left_out;
     if (metadata_bytes > kMaxDifferenceBytes) continue;

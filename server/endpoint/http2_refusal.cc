@@ -23,8 +23,10 @@ std::string BigEndian(uint32_t value, int bytes) {
 }
 
 std::string Frame(FrameType type, HeadersFlags flags, uint32_t stream, const std::string& payload) {
-  return BigEndian(static_cast<uint32_t>(payload.size()), 3) + static_cast<char>(type) + static_cast<char>(flags) +
-         BigEndian(stream, 4) + payload;
+  std::string frame = BigEndian(static_cast<uint32_t>(payload.size()), 3);
+  frame.push_back(static_cast<char>(type));
+  frame.push_back(static_cast<char>(flags));
+  return frame.append(BigEndian(stream, 4)).append(payload);
 }
 
 // A string of HPACK without Huffman coding: its length with a 7-bit prefix, then its bytes.
@@ -44,7 +46,8 @@ std::string HpackString(std::string_view text) {
 
 // A header field that neither side keeps.
 std::string HpackField(std::string_view name, std::string_view value) {
-  return std::string(1, '\0') + HpackString(name) + HpackString(value);
+  std::string field(1, '\0');
+  return field.append(HpackString(name)).append(HpackString(value));
 }
 
 // As gRPC wants it in grpc-message.
@@ -90,10 +93,11 @@ void Http2Refusal::OnFrameHeader() {
 std::string Http2Refusal::Answer(const absl::Status& error) const {
   constexpr char kStatus200 = '\x88';  // entry 8 of HPACK's static table
   const std::string details = SerializeRpcStatus(error);
-  const std::string headers = kStatus200 + HpackField("content-type", "application/grpc") +
-                              HpackField("grpc-status", absl::StrCat(static_cast<int>(error.code()))) +
-                              HpackField("grpc-message", PercentEncode(ToStd(error.message()))) +
-                              HpackField("grpc-status-details-bin", absl::Base64Escape(ToAbsl(details)));
+  std::string headers(1, kStatus200);
+  headers.append(HpackField("content-type", "application/grpc"))
+      .append(HpackField("grpc-status", absl::StrCat(static_cast<int>(error.code()))))
+      .append(HpackField("grpc-message", PercentEncode(ToStd(error.message()))))
+      .append(HpackField("grpc-status-details-bin", absl::Base64Escape(ToAbsl(details))));
   const std::string goaway = BigEndian(stream_.value_or(0), 4) + BigEndian(0, 4);
   return Frame(kHeaders, kEndStreamAndHeaders, stream_.value_or(0), headers) + Frame(kGoaway, kNone, 0, goaway);
 }

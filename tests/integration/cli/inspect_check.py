@@ -21,13 +21,13 @@ import checkpoints
 ACCEPTED, REFUSED = 0, 3  # exit codes
 BLOCK_128 = [128, 128]
 
-# What the table leaves to policy, decided: see docs/quantization.md.
+# What the table leaves to policy, decided: see docs/checkpoint-rules.md.
 QUANT_POLICY = {
     "q09_block_gdn_ignore.json": "ACCEPT fp8",  # at TP 1 no architecture is refused
     "q13_block_kimi_k2.json": "ACCEPT fp8",
     "q15_block_method_upper.json": "ACCEPT fp8",
-    "q29_block_64.json": "ACCEPT fp8",
-    "q99_method_none_string.json": "ACCEPT none",
+    "q29_block_64.json": "REFUSE",
+    "q99_method_none_string.json": "REFUSE",
 }
 
 

@@ -39,7 +39,7 @@ class Service:
         self.metrics_port = free_port()
         self.log = pathlib.Path(self.folder.name) / "service.log"
         roots = [f"{name}={folder}" for name, folder in model_roots.items()]
-        self.command = [self.bin_dir / "weightbrokerd", "--socket", self.socket, "--metrics_port", str(self.metrics_port),
+        self.command = [self.bin_dir / "weightbrokerd", "--socket", self.socket, "--metrics_address", f"127.0.0.1:{self.metrics_port}",
                         "--model_roots", *roots, *flags]
 
     def __enter__(self):

@@ -10,9 +10,12 @@
 #include <set>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace weightbroker {
 namespace {
 
+using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
 
 Bytes RandomBytes(size_t size, uint64_t seed) {
@@ -69,9 +72,13 @@ TEST(Digest, HasTheValuesThatTheFormatPageGivesAsExamples) {
   Bytes counting(1000);
   for (size_t i = 0; i < counting.size(); ++i) counting[i] = static_cast<std::byte>(i % 251);
 
-  EXPECT_EQ(DigestHex(ComputeDigest({})), "dc18c6061cd5936320395b5361fc5a36");
-  EXPECT_EQ(DigestHex(ComputeDigest(Bytes(8))), "8884f3ec37b17855d13b4cd2a63205f7");
-  EXPECT_EQ(DigestHex(ComputeDigest(counting)), "d9dc2ee01f4e4c21d793386032204249");
+  const std::string page = testing::ReadFile(std::string(WEIGHTBROKER_TEST_DATA) + "/../../docs/manifest-format.md");
+  const auto row = [](const std::string& bytes, const Bytes& of) {
+    return "| " + bytes + " | `" + DigestHex(ComputeDigest(of)) + "` |";
+  };
+  EXPECT_THAT(page, HasSubstr(row("none", {})));
+  EXPECT_THAT(page, HasSubstr(row("8 zero bytes", Bytes(8))));
+  EXPECT_THAT(page, HasSubstr(row("1,000 bytes, the one at index j being j mod 251", counting)));
 }
 
 TEST(Digest, ChangesWithEverySingleFlippedBit) {

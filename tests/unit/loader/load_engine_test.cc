@@ -1,0 +1,250 @@
+#include "server/loader/load_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/base/error.h"
+#include "tests/support/checkpoint_builder.h"
+#include "tests/support/faulty_file_system.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temporary_folder.h"
+
+namespace weightbroker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weightbroker::testing::CheckpointBuilder;
+using ::weightbroker::testing::FaultyFileSystem;
+using ::weightbroker::testing::HasMetadata;
+using ::weightbroker::testing::IsOk;
+using ::weightbroker::testing::ReadFile;
+using ::weightbroker::testing::StatusIs;
+using ::weightbroker::testing::TemporaryFolder;
+using ::weightbroker::testing::TensorBytes;
+using ::weightbroker::testing::WriteFile;
+
+constexpr char kShard[] = "model.safetensors";
+
+// Tensors of every awkward kind: U8 ones put those after them at odd offsets.
+CheckpointBuilder AwkwardTensors() {
+  CheckpointBuilder builder;
+  builder.Tensor("scalar", "F32", {});
+  builder.Tensor("odd", "U8", {3});
+  builder.Tensor("after_odd", "BF16", {5000});
+  builder.Tensor("empty", "BF16", {0, 7});
+  builder.Tensor("large", "F32", {123, 457});
+  builder.Tensor("odd_again", "U8", {4097});
+  builder.Tensor("last", "U8", {70'001});
+  for (int i = 0; i < 200; ++i) builder.Tensor("small." + std::to_string(i), "BF16", {i % 7 + 1});
+  return builder;
+}
+
+// A checkpoint on disk, planned and ready to be loaded.
+class LoadEngineTest : public ::testing::Test {
+ protected:
+  void Prepare(const CheckpointBuilder& builder) {
+    builder.Write(folder_.path());
+    identity_ = *ReadCheckpointIdentity(RealFileSystem(), folder_.path());
+    checkpoint_ = *OpenCheckpoint(RealFileSystem(), folder_.path());
+    plan_ = *PlanShard(checkpoint_, 0);
+    slabs_.clear();
+    slabs_.push_back(*HostSlab::Create(plan_.slab_bytes[0]));
+  }
+
+  absl::StatusOr<std::vector<Digest>> Load(FileSystem& file_system, LoadOptions options = {.chunk_bytes = 8192}) {
+    return LoadShard({file_system, checkpoint_, identity_, plan_}, slabs_, options,
+                     [](int64_t) { return absl::OkStatus(); });
+  }
+
+  void ExpectAllLoaded(const absl::StatusOr<std::vector<Digest>>& digests) {
+    ASSERT_THAT(digests, IsOk());
+    ASSERT_EQ(digests->size(), plan_.tensors.size());
+    for (size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const TensorPlacement& tensor = plan_.tensors[i];
+      const std::string& source = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
+      const std::string wanted = TensorBytes(source, static_cast<size_t>(tensor.size_bytes));
+      const auto loaded = slabs_[0].writable_bytes().subspan(static_cast<size_t>(tensor.slab_offset_bytes),
+                                                             static_cast<size_t>(tensor.size_bytes));
+      ASSERT_EQ(std::memcmp(loaded.data(), wanted.data(), wanted.size()), 0) << tensor.name;
+      ASSERT_EQ((*digests)[i], ComputeDigest(std::as_bytes(std::span(wanted)))) << tensor.name;
+    }
+  }
+
+  const TemporaryFolder folder_;
+  CheckpointIdentity identity_;
+  Checkpoint checkpoint_;
+  ShardPlan plan_;
+  std::vector<HostSlab> slabs_;
+};
+
+TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkAndNumberOfThreads) {
+  for (const int64_t chunk_bytes : {8192, 12'288, 4 << 20}) {
+    for (const int threads : {1, 3, 8}) {
+      Prepare(AwkwardTensors());
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectAllLoaded(Load(RealFileSystem(), {.reader_threads = threads, .chunk_bytes = chunk_bytes})))
+          << chunk_bytes << " bytes, " << threads << " threads";
+    }
+  }
+}
+
+TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
+  CheckpointBuilder builder;
+  for (int i = 0; i < 40; ++i) {
+    builder.Tensor("t" + std::to_string(i), "BF16", {997}, "s" + std::to_string(i % 3) + ".safetensors");
+  }
+  Prepare(builder.WithIndex());
+  ExpectAllLoaded(Load(RealFileSystem()));
+}
+
+TEST_F(LoadEngineTest, GivesATiedWeightTheDigestOfItsTarget) {
+  Prepare(AwkwardTensors());
+  checkpoint_.aliases["zz.tied"] = "large";
+  plan_ = *PlanShard(checkpoint_, 0);
+  ExpectAllLoaded(Load(RealFileSystem()));
+}
+
+TEST_F(LoadEngineTest, LoadsACheckpointOfNothingButEmptyTensors) {
+  Prepare(CheckpointBuilder().Tensor("a", "BF16", {0}).Tensor("b", "F32", {3, 0}));
+  ExpectAllLoaded(Load(RealFileSystem()));
+}
+
+TEST_F(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefused) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.RefuseDirect();
+  ExpectAllLoaded(Load(files));
+}
+
+// Opens with O_DIRECT and refuses only when it is read, as some network file systems do.
+class RefusingOnRead : public FileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, ReadMode mode) override {
+    auto file = RealFileSystem().Open(path, ReadMode::kBuffered);
+    if (mode == ReadMode::kBuffered || !file.ok()) return file;
+    return std::make_unique<Refusing>(*std::move(file));
+  }
+  absl::StatusOr<FileStat> Stat(const std::string& path) override { return RealFileSystem().Stat(path); }
+  absl::StatusOr<std::string> RealPath(const std::string& path) override { return RealFileSystem().RealPath(path); }
+  absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) override {
+    return RealFileSystem().ListFolder(path);
+  }
+
+ private:
+  class Refusing : public File {
+   public:
+    explicit Refusing(std::unique_ptr<File> file) : file_(std::move(file)) {}
+    absl::StatusOr<int64_t> ReadAt(int64_t, std::span<std::byte>) override { return SystemError("read", EINVAL); }
+    absl::StatusOr<FileStat> Stat() override { return file_->Stat(); }
+    const std::string& path() const override { return file_->path(); }
+
+   private:
+    const std::unique_ptr<File> file_;
+  };
+};
+
+TEST_F(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefusedOnlyOnRead) {
+  Prepare(AwkwardTensors());
+  RefusingOnRead files;
+  ExpectAllLoaded(Load(files));
+}
+
+TEST_F(LoadEngineTest, PutsShortReadsTogetherWhateverTheirLength) {
+  for (const int64_t length : {4096, 1000, 1}) {
+    Prepare(CheckpointBuilder().Tensor("odd", "U8", {3}).Tensor("a", "BF16", {9000}));
+    FaultyFileSystem files(RealFileSystem());
+    files.ShortenReads(length);
+    ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(files))) << length;
+  }
+}
+
+TEST_F(LoadEngineTest, FailsNamingTheFileThatCannotBeRead) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.FailRead(kShard, 5);
+  const auto digests = Load(files);
+  EXPECT_THAT(digests, StatusIs(Reason::kSystemError, HasSubstr(kShard)));
+  EXPECT_THAT(digests, HasMetadata("errno", "EIO"));
+}
+
+TEST_F(LoadEngineTest, FailsNamingTheFileThatCannotBeOpened) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.FailOpen(kShard);
+  EXPECT_THAT(Load(files), StatusIs(Reason::kCheckpointUnreadable, HasSubstr(kShard)));
+}
+
+TEST_F(LoadEngineTest, FailsNamingAFileThatIsTruncatedMeanwhile) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.BeforeRead(kShard, 3, [&] { std::filesystem::resize_file(folder_ / kShard, 20'000); });
+  const auto digests = Load(files, {.reader_threads = 1, .chunk_bytes = 8192});
+  EXPECT_THAT(digests, StatusIs(Reason::kCheckpointChanged, HasSubstr("size_bytes was")));
+  EXPECT_THAT(digests, HasMetadata("file", kShard));
+}
+
+TEST_F(LoadEngineTest, FailsNamingAFileThatWasReplacedBeforeItIsOpened) {
+  Prepare(AwkwardTensors());
+  WriteFile(folder_ / "copy", ReadFile(folder_ / kShard));
+  std::filesystem::rename(folder_ / "copy", folder_ / kShard);
+  EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kCheckpointChanged, HasSubstr(kShard)));
+}
+
+TEST_F(LoadEngineTest, FailsForAFileThatWasNotFingerprinted) {
+  Prepare(AwkwardTensors());
+  identity_.files.pop_back();
+  EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kCheckpointChanged, HasSubstr(kShard)));
+}
+
+TEST_F(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  const absl::Status gone = MakeError(Reason::kServiceUnavailable, "the broker has gone");
+  std::atomic<bool> reported = false;
+  // The reader waits for the report, so that there is one while it still has work to do.
+  files.BeforeRead(kShard, 2, [&] {
+    while (!reported) std::this_thread::yield();
+  });
+
+  const auto digests = LoadShard(
+      {files, checkpoint_, identity_, plan_}, slabs_,
+      {.reader_threads = 1, .chunk_bytes = 8192, .progress_interval = std::chrono::milliseconds(1)}, [&](int64_t) {
+        reported = true;
+        return gone;
+      });
+
+  EXPECT_THAT(digests, StatusIs(Reason::kServiceUnavailable));
+  EXPECT_LT(files.reads(), plan_.read_bytes / 8192) << "the rest is not read";
+}
+
+TEST_F(LoadEngineTest, ReportsProgressUpToTheLastByte) {
+  Prepare(AwkwardTensors());
+  std::vector<int64_t> reports;
+  ASSERT_THAT(LoadShard({RealFileSystem(), checkpoint_, identity_, plan_}, slabs_, {},
+                        [&](int64_t done_bytes) {
+                          reports.push_back(done_bytes);
+                          return absl::OkStatus();
+                        }),
+              IsOk());
+  EXPECT_TRUE(std::is_sorted(reports.begin(), reports.end()));
+  EXPECT_EQ(reports.back(), plan_.read_bytes);
+}
+
+TEST_F(LoadEngineTest, ReadsEachBlockOnceWhereTensorsAreAligned) {
+  for (size_t padding = 0; padding == 0 || plan_.tensors[0].file_offset_bytes % 8 != 0; ++padding) {
+    Prepare(CheckpointBuilder().Tensor("a", "BF16", {200'000}).Metadata("padding", std::string(padding, 'x')));
+  }
+  FaultyFileSystem files(RealFileSystem());
+  ExpectAllLoaded(Load(files));
+  EXPECT_LE(files.reads(), 400'000 / 8192 + 2);
+}
+
+}  // namespace
+}  // namespace weightbroker
