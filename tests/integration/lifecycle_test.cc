@@ -27,8 +27,8 @@ TEST(SecondService, IsRefusedAndLeavesTheFirstUndisturbed) {
   const auto weights = service.Attach("small");
   ASSERT_TRUE(weights.ok());
 
-  const Finished second = Run("weightbrokerd", {"--socket", service.socket(), "--metrics_address", "127.0.0.1:0",
-                                                "--model_roots", "models=" + service.ModelFolder("")});
+  const Finished second = RunProgram("weightbrokerd", {"--socket", service.socket(), "--metrics_address", "127.0.0.1:0",
+                                                       "--model_roots", "models=" + service.ModelFolder("")});
 
   EXPECT_FALSE(second.exit.success());
   EXPECT_THAT(second.errors, HasSubstr("a service is already running on " + service.socket()));
@@ -117,8 +117,9 @@ TEST(Attaching, LoadsAnotherSetWhereAskedToRegisterWhatIsMissing) {
   WriteSmallModel(service);
   ASSERT_THAT(service.Register("small"), IsOk());
 
-  const Finished engine = Run("engine", {"--socket", service.socket(), "--model", "models:small", "--torch_version",
-                                         "2.11.0", "--register", "--fallback", "fail", "--json"});
+  const Finished engine =
+      RunProgram("engine", {"--socket", service.socket(), "--model", "models:small", "--torch_version", "2.11.0",
+                            "--register", "--fallback", "fail", "--json"});
 
   ASSERT_TRUE(engine.exit.success()) << engine.errors;
   EXPECT_EQ(service.Health()->weight_sets_size(), 2);

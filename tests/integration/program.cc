@@ -67,7 +67,7 @@ nlohmann::json Program::Json() const {
   return nullptr;
 }
 
-Finished Run(const std::string& name, const std::vector<std::string>& arguments) {
+Finished RunProgram(const std::string& name, const std::vector<std::string>& arguments) {
   Program program(name, arguments);
   const ExitStatus exit = program.Wait();
   return {exit, program.Output(), program.Errors(), program.Json()};

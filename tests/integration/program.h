@@ -58,6 +58,6 @@ struct Finished {
   std::string errors;
   nlohmann::json json;
 };
-Finished Run(const std::string& name, const std::vector<std::string>& arguments);
+Finished RunProgram(const std::string& name, const std::vector<std::string>& arguments);
 
 }  // namespace weightbroker::testing

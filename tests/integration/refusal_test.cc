@@ -123,7 +123,7 @@ TEST(Model, OutsideTheRootsIsRefused) {
   CheckpointBuilder().Tensor("w", "BF16", {4}).Write(elsewhere.path());
 
   const Finished tool =
-      Run("weightbroker", service.ToolFlags("register", {elsewhere.path(), "--torch_version", "any", "--json"}));
+      RunProgram("weightbroker", service.ToolFlags("register", {elsewhere.path(), "--torch_version", "any", "--json"}));
 
   EXPECT_EQ(tool.exit.code, 3);
   EXPECT_EQ(tool.json["reason"], "MODEL_OUTSIDE_ROOTS");

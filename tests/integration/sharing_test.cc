@@ -47,8 +47,8 @@ TEST(Engines, ReadTheBytesOfTheFilesWithLibraryAndWithStub) {
   const Service service;
   WriteSmallModel(service);
 
-  const Finished engine = Run("engine", service.EngineFlags("small", {"--register", "--verify"}));
-  const Finished stub_engine = Run("stub_engine", service.StubEngineFlags("small"));
+  const Finished engine = RunProgram("engine", service.EngineFlags("small", {"--register", "--verify"}));
+  const Finished stub_engine = RunProgram("stub_engine", service.StubEngineFlags("small"));
 
   ASSERT_TRUE(engine.exit.success()) << engine.errors;
   ASSERT_TRUE(stub_engine.exit.success()) << stub_engine.errors;
@@ -71,8 +71,8 @@ TEST(Engines, ReadTheSameFromDiskByChoiceAndWhereNoServiceIs) {
   off.insert(off.end(), {"--mode", "off"});
   std::vector<std::string> fallback = from_disk;
   fallback.insert(fallback.end(), {"--mode", "client", "--socket", service.socket() + ".nobody"});
-  const Finished by_choice = Run("engine", off);
-  const Finished by_need = Run("engine", fallback);
+  const Finished by_choice = RunProgram("engine", off);
+  const Finished by_need = RunProgram("engine", fallback);
 
   ASSERT_TRUE(by_choice.exit.success()) << by_choice.errors;
   ASSERT_TRUE(by_need.exit.success()) << by_need.errors;
@@ -129,13 +129,13 @@ TEST(Engines, DieAloneOfAWriteToATensor) {
   Program bystander("engine", service.EngineFlags("small", {"--hold_seconds", "600"}));
   ASSERT_TRUE(bystander.WaitForLine("attached")) << bystander.Errors();
 
-  const Finished writer = Run("engine", service.EngineFlags("small", {"--write_fault"}));
-  const Finished stub_writer = Run("stub_engine", service.StubEngineFlags("small", {"--write_fault"}));
+  const Finished writer = RunProgram("engine", service.EngineFlags("small", {"--write_fault"}));
+  const Finished stub_writer = RunProgram("stub_engine", service.StubEngineFlags("small", {"--write_fault"}));
 
   EXPECT_EQ(writer.exit.signal, SIGSEGV) << writer.exit.ToString();
   EXPECT_EQ(stub_writer.exit.signal, SIGSEGV) << stub_writer.exit.ToString();
   EXPECT_TRUE(bystander.IsRunning());
-  const Finished after = Run("engine", service.EngineFlags("small", {"--verify"}));
+  const Finished after = RunProgram("engine", service.EngineFlags("small", {"--verify"}));
   ASSERT_TRUE(after.exit.success()) << after.errors;
   EXPECT_EQ(after.json["checksum"], SmallModelChecksum());
 }
@@ -145,7 +145,7 @@ TEST(Engines, AttachAndLeaveAgainAndAgain) {
   WriteSmallModel(service);
   ASSERT_THAT(service.Register("small"), IsOk());
 
-  const Finished engine = Run("engine", service.EngineFlags("small", {"--loop", "50", "--prefault"}));
+  const Finished engine = RunProgram("engine", service.EngineFlags("small", {"--loop", "50", "--prefault"}));
 
   ASSERT_TRUE(engine.exit.success()) << engine.errors;
   EXPECT_TRUE(Eventually([&] { return service.Health()->lease_count() == 0; }));

@@ -21,7 +21,7 @@ class ToolTest : public ::testing::Test {
   void SetUp() override { CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service_.NewModel("small")); }
 
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
-    return Run("weightbroker", service_.ToolFlags(command, more));
+    return RunProgram("weightbroker", service_.ToolFlags(command, more));
   }
 
   Finished Register() const { return Tool("register", {"models:small", "--torch_version", "any", "--json"}); }
@@ -83,17 +83,17 @@ TEST_F(ToolTest, ExitsWithThreeWhereTheServiceRefuses) {
 }
 
 TEST_F(ToolTest, ExitsWithTwoForWrongUsage) {
-  EXPECT_EQ(Run("weightbroker", {}).exit.code, 2);
-  EXPECT_EQ(Run("weightbroker", {"inspect"}).exit.code, 2);
+  EXPECT_EQ(RunProgram("weightbroker", {}).exit.code, 2);
+  EXPECT_EQ(RunProgram("weightbroker", {"inspect"}).exit.code, 2);
   EXPECT_EQ(Tool("register", {"models:small"}).exit.code, 2) << "the torch version is required";
   EXPECT_EQ(Tool("list", {"--no_such_flag"}).exit.code, 2);
-  EXPECT_EQ(Run("weightbroker", {"--help"}).exit.code, 0);
+  EXPECT_EQ(RunProgram("weightbroker", {"--help"}).exit.code, 0);
 }
 
 TEST_F(ToolTest, InspectsOffline) {
-  const Finished folder = Run("weightbroker", {"inspect", service_.ModelFolder("small"), "--json"});
+  const Finished folder = RunProgram("weightbroker", {"inspect", service_.ModelFolder("small"), "--json"});
   const Finished file =
-      Run("weightbroker", {"inspect", "--file", service_.ModelFolder("small") + "/config.json", "--json"});
+      RunProgram("weightbroker", {"inspect", "--file", service_.ModelFolder("small") + "/config.json", "--json"});
 
   EXPECT_EQ(folder.exit.code, 0);
   EXPECT_EQ(nlohmann::json::parse(folder.output)["ok"], true);
@@ -104,7 +104,7 @@ TEST_F(ToolTest, InspectsOffline) {
 TEST(Tool, ExitsWithFourWhereNoServiceAnswers) {
   const TemporaryFolder folder;
 
-  const Finished health = Run("weightbroker", {"health", "--socket", folder / "nobody", "--json"});
+  const Finished health = RunProgram("weightbroker", {"health", "--socket", folder / "nobody", "--json"});
 
   EXPECT_EQ(health.exit.code, 4);
   EXPECT_EQ(health.json["reason"], "SERVICE_UNAVAILABLE");
