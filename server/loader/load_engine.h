@@ -35,7 +35,7 @@ struct LoadSource {
 
 struct LoadOptions {
   int reader_threads = 0;         // 0 chooses by the number of cores
-  int64_t chunk_bytes = 4 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it
+  int64_t chunk_bytes = 2 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it
   std::chrono::milliseconds progress_interval{100};
 };
 
