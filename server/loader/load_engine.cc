@@ -73,24 +73,24 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
 // What the reader threads share: the items to do, the digests so far, and the first error.
 class LoadRun {
  public:
-  LoadRun(const ShardPlan& plan, std::span<HostSlab> slabs, const ShardFiles& files, int64_t chunk_bytes)
+  LoadRun(const ShardPlan& plan, std::span<HostSlab> slabs, const ShardFiles& files, const LoadOptions& options)
       : plan_(plan),
         slabs_(slabs),
         files_(files),
-        chunk_bytes_(chunk_bytes),
-        items_(PlanReads(plan, chunk_bytes)),
+        options_(options),
+        items_(PlanReads(plan, options.chunk_bytes)),
         sums_(plan.tensors.size()) {}
 
-  // Runs `thread_count` readers to their end, reporting from this thread meanwhile.
-  absl::Status Run(int thread_count, std::chrono::milliseconds interval, const LoadProgressCallback& progress) {
-    thread_count = std::min<int>(thread_count, static_cast<int>(items_.size()));
+  // Runs the readers to their end, reporting from this thread meanwhile.
+  absl::Status Run(const LoadProgressCallback& progress) {
+    const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), static_cast<int>(items_.size()));
     {
       MutexLock lock(mutex_);
       running_ = thread_count;
     }
     std::vector<std::thread> threads;
     for (int i = 0; i < thread_count; ++i) threads.emplace_back([this] { ReadUntilDone(); });
-    while (WaitForEnd(interval)) {
+    while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
     for (std::thread& thread : threads) thread.join();
@@ -104,7 +104,7 @@ class LoadRun {
 
  private:
   void ReadUntilDone() {
-    const ReadBuffer buffer(chunk_bytes_);
+    const ReadBuffer buffer(options_.chunk_bytes);
     while (!stop_) {
       const size_t next = next_item_++;
       if (next >= items_.size()) break;
@@ -118,12 +118,16 @@ class LoadRun {
     ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
     ASSIGN_OR_RETURN(const auto bytes, file.Read(item.begin_bytes, item.end_bytes, buffer));
     std::vector<DigestAccumulator> sums(item.segments.size());
-    RETURN_IF_ERROR(SlabOf(item).PrefersWrite() ? DigestAndWrite(item, bytes, sums)
-                                                : CopyAndDigestAll(item, bytes, sums));
+    RETURN_IF_ERROR(WritesTo(SlabOf(item)) ? DigestAndWrite(item, bytes, sums) : CopyAndDigestAll(item, bytes, sums));
     MutexLock lock(mutex_);
     for (size_t i = 0; i < sums.size(); ++i) sums_[static_cast<size_t>(item.segments[i].tensor)].Merge(sums[i]);
     done_bytes_ += item.end_bytes - item.begin_bytes;
     return absl::OkStatus();
+  }
+
+  bool WritesTo(const HostSlab& slab) const {
+    if (options_.fill_method == FillMethod::kBest) return slab.PrefersWrite();
+    return options_.fill_method == FillMethod::kWrite;
   }
 
   // Segments that are neighbours in the file are neighbours in the slab, with less than kTensorAlignmentBytes between
@@ -197,7 +201,7 @@ class LoadRun {
   const ShardPlan& plan_;            // constant while running, as are the next four
   const std::span<HostSlab> slabs_;  // different threads fill different bytes
   const ShardFiles& files_;
-  const int64_t chunk_bytes_;
+  const LoadOptions options_;
   const std::vector<ReadItem> items_;
 
   std::atomic<size_t> next_item_{0};
@@ -230,8 +234,8 @@ std::vector<Digest> FinishDigests(const ShardPlan& plan, const std::vector<Diges
 absl::StatusOr<std::vector<Digest>> LoadShard(const LoadSource& source, std::span<HostSlab> slabs,
                                               const LoadOptions& options, const LoadProgressCallback& progress) {
   ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
-  LoadRun run(source.plan, slabs, files, options.chunk_bytes);
-  RETURN_IF_ERROR(run.Run(ChooseReaderThreads(options.reader_threads), options.progress_interval, progress));
+  LoadRun run(source.plan, slabs, files, options);
+  RETURN_IF_ERROR(run.Run(progress));
   return FinishDigests(source.plan, run.sums());
 }
 
