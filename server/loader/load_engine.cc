@@ -21,11 +21,11 @@
 namespace weightbroker {
 namespace {
 
-// While some threads wait for the disk, others allocate pages and copy.
+// Most threads wait for the disk while a few allocate pages and copy: enough of them keep the disk busy all the time.
 int ChooseReaderThreads(int wanted) {
   if (wanted > 0) return wanted;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::clamp(2 * cores, 4, 16);
+  return std::clamp(4 * cores, 8, 32);
 }
 
 // A buffer that O_DIRECT can read into.

@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/config/arguments.h"
 #include "tests/unit/endpoint/temp_folder.h"
@@ -99,6 +104,28 @@ TEST(Flags, RefusesAFlagWithoutItsValue) {
 TEST(Flags, HelpNamesEveryOne) {
   const std::string help = FlagHelp("weightbrokerd");
   for (const FlagRow& row : FlagRows()) EXPECT_THAT(help, HasSubstr(std::string("--") + row.name));
+}
+
+std::string ReadDocument() {
+  std::ifstream stream(WEIGHTBROKER_TEST_DATA "/../../docs/configuration.md");
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
+TEST(Flags, AreDocumentedInTheSameRows) {
+  std::string rows;
+  for (const FlagRow& row : FlagRows()) {
+    const auto code = [](const char* text) { return *text == '\0' ? std::string() : absl::StrCat("`", text, "`"); };
+    absl::StrAppend(&rows, "| `", row.name, "` | ", code(row.value_name), " | ", code(row.default_value), " | ",
+                    row.help, " |\n");
+  }
+  EXPECT_THAT(ReadDocument(), HasSubstr("|---|---|---|---|\n" + rows + "\n"));
+}
+
+TEST_F(ConfigFile, IsAsDocumented) {
+  const std::string document = ReadDocument();
+  const size_t begin = document.find("```json\n") + strlen("```json\n");
+
+  EXPECT_THAT(ReadFile(document.substr(begin, document.find("```", begin) - begin)), IsOk());
 }
 
 TEST_F(ConfigFile, GivesWhatTheCommandLineDoesNot) {
