@@ -1,4 +1,4 @@
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

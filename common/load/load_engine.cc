@@ -1,4 +1,4 @@
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
 
 #include <sys/mman.h>
 
@@ -16,8 +16,8 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/quote.h"
-#include "server/loader/read_plan.h"
-#include "server/loader/shard_file.h"
+#include "common/load/read_plan.h"
+#include "common/load/shard_file.h"
 
 namespace weightbroker {
 namespace {
