@@ -37,9 +37,11 @@ clean_up() {
   local code=$?
   trap - EXIT INT TERM
   stop_all
-  if [[ $code -ne 0 ]]; then
-    echo "quickstart: failed; the service said:" >&2
-    tail -n 20 "$runtime/service.log" 2>/dev/null >&2 || true
+  if [[ $code -ge 128 ]]; then
+    say "interrupted; everything that was started has been stopped" >&2
+  elif [[ $code -ne 0 ]]; then
+    say "failed" >&2
+    [[ -f $runtime/service.log ]] && tail -n 20 "$runtime/service.log" >&2
   fi
   rm -rf "$runtime"
   exit "$code"

@@ -1,5 +1,5 @@
-// std::mutex with Clang's thread-safety annotations. absl::Mutex is not used because ThreadSanitizer reports false races
-// in Debian's build of it.
+// std::mutex with Clang's thread-safety annotations. absl::Mutex is not used because ThreadSanitizer reports false
+// races in Debian's build of it.
 #pragma once
 
 #include <condition_variable>

@@ -1,6 +1,6 @@
-// Every reason for which weightbroker refuses or fails, one row each. The name is what stands in ErrorInfo.reason and in
-// the metrics' `reason` label; the code is the canonical code that goes with it; docs/errors.md says what to do (a test
-// checks that it has the same rows).
+// Every reason for which weightbroker refuses or fails, one row each. The name is what stands in ErrorInfo.reason and
+// in the metrics' `reason` label; the code is the canonical code that goes with it; docs/errors.md says what to do (a
+// test checks that it has the same rows).
 #pragma once
 
 #include <string_view>
@@ -10,6 +10,7 @@
 namespace weightbroker {
 
 // X(enumerator, UPPER_SNAKE name, canonical code)
+// clang-format off
 #define WEIGHTBROKER_REASONS(X)                                              \
   /* requests */                                                             \
   X(kInvalidArgument, "INVALID_ARGUMENT", kInvalidArgument)                  \
@@ -68,6 +69,7 @@ namespace weightbroker {
   X(kProtocolError, "PROTOCOL_ERROR", kInternal)                             \
   X(kConfigurationInvalid, "CONFIGURATION_INVALID", kInvalidArgument)        \
   X(kSystemError, "SYSTEM_ERROR", kInternal)
+// clang-format on
 
 enum class Reason {
 #define WEIGHTBROKER_REASON_ENUMERATOR(enumerator, name, code) enumerator,

@@ -35,13 +35,14 @@ struct SocketMessage {
   std::vector<UniqueFd> fds;
 };
 
-// Sends one message, at most 64 KiB with at most kMaxFdsPerMessage descriptors, which stay the caller's. SERVICE_UNAVAILABLE
-// if the other side has gone (never SIGPIPE); SYSTEM_ERROR otherwise.
+// Sends one message, at most 64 KiB with at most kMaxFdsPerMessage descriptors, which stay the caller's.
+// SERVICE_UNAVAILABLE if the other side has gone (never SIGPIPE); SYSTEM_ERROR otherwise.
 absl::Status SendMessage(int socket, std::string_view bytes, std::span<const int> fds = {});
 
 // Receives one message, waiting for it. PROTOCOL_ERROR if descriptors were lost (MSG_CTRUNC: this process is at its
 // RLIMIT_NOFILE) or the message is over-long: none of its descriptors leak. DEADLINE_EXCEEDED after `timeout`.
-absl::StatusOr<SocketMessage> ReceiveMessage(int socket, std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+absl::StatusOr<SocketMessage> ReceiveMessage(int socket,
+                                             std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // Raises RLIMIT_NOFILE to its hard limit. Returns the limit that is in force.
 int64_t RaiseFdLimit();

@@ -36,8 +36,8 @@ def main():
         ("attach: engine / stub_engine", both(lambda report: report["attach_seconds"])),
         ("attach and touch every page: engine / stub_engine",
          both(lambda report: report["attach_seconds"] + report["first_touch_seconds"])),
-        ("mapped by the two engines, each page counted twice (Rss)", mebibytes(shared["rss_bytes"])),
-        ("held for both, each page counted once (Pss)", mebibytes(shared["pss_bytes"])),
+        ("mapped by the two engines, counted for each (Rss)", mebibytes(shared["rss_bytes"])),
+        ("in memory for both, each page counted once (Pss)", mebibytes(shared["pss_bytes"])),
         ("shared, thus saved", mebibytes(shared["rss_bytes"] - shared["pss_bytes"])),
     ]
     width = max(len(name) for name, _ in rows)

@@ -4,8 +4,9 @@
     transcript_check.py BIN_DIR PAGE...
 
 A fence marked `console` is a transcript: lines that begin with "$ " are commands, the lines after each are its output. Its
-commands must succeed, and every label of the output shown (a line's first word or JSON key) must be in the real output.
-Values differ, and "..." stands for anything. Fences marked `sh` are not run.
+commands must succeed (or fail, where an error is shown), and every label of the output shown (a line's first word or JSON
+key) must be in the real output. Values differ, and "..." stands for anything. A shell function that a page defines can be
+used below, and /srv/models stands for the service's model root. Fences marked `sh` are not run.
 """
 
 import os
@@ -18,7 +19,9 @@ import tempfile
 import checkpoints
 from service import Service, require_tools
 
-LABEL = re.compile(r"[A-Za-z_][\w.]*")
+LABEL = re.compile(r'[\s"{}\[\],]*([A-Za-z_][\w.]*)')
+HEXADECIMAL = re.compile(r"[0-9a-f]{8,}")
+FUNCTION = re.compile(r"^\w+\(\) \{")
 
 
 def transcripts(page):
@@ -40,17 +43,20 @@ def transcripts(page):
 
 
 def labels(lines):
-    found = (LABEL.search(line) for line in lines if line.strip() not in ("...", "…"))
-    return {match[0] for match in found if match}
+    found = (LABEL.match(line) for line in lines)
+    return {match[1] for match in found if match and not HEXADECIMAL.fullmatch(match[1])}
 
 
-def fault_of(service, command, shown):
-    environment = dict(os.environ, WEIGHTBROKER_SOCKET=service.socket, METRICS_PORT=str(service.metrics_port),
-                       MODELS=service.models, PATH=f"{service.bin_dir}:{os.environ['PATH']}")
-    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True,
-                         timeout=120)
+def shows_an_error(shown):
+    return any(line.startswith("error:") or '"code":' in line for line in shown)
+
+
+def fault_of(service, definitions, command, shown):
+    environment = dict(os.environ, WEIGHTBROKER_SOCKET=service.socket, PATH=f"{service.bin_dir}:{os.environ['PATH']}")
+    script = "\n".join([*definitions, command.replace("/srv/models", service.models)])
+    run = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     real = run.stdout + run.stderr
-    if "# fails" not in command and run.returncode not in (0, 141):  # 141: cut short by head
+    if shows_an_error(shown) != (run.returncode != 0):
         return f"exit code {run.returncode}: {real[-800:]}"
     missing = labels(shown) - labels(real.splitlines())
     return f"shown but not printed: {sorted(missing)}; printed:\n{real[-1500:]}" if missing else None
@@ -65,9 +71,13 @@ def main():
         with Service(sys.argv[1], {"models": models}) as service:
             service.models = models
             for page in map(pathlib.Path, sys.argv[2:]):
+                definitions = []
                 for number, command, shown in transcripts(page):
+                    if FUNCTION.match(command):
+                        definitions.append(command)
+                        continue
                     checked += 1
-                    if fault := fault_of(service, command, shown):
+                    if fault := fault_of(service, definitions, command, shown):
                         faults.append(f"{page.name}:{number}: {command}\n    {fault}")
     print("\n".join(faults))
     print(f"transcripts: {checked} commands, {len(faults)} faults")

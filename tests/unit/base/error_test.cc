@@ -13,7 +13,8 @@ using ::weightbroker::testing::HasMetadata;
 using ::weightbroker::testing::StatusIs;
 
 TEST(Error, SurvivesSerializationWithReasonAndMetadata) {
-  const absl::Status error = MakeError(Reason::kCheckpointTruncated, "a.safetensors: truncated", {{"file", "a.safetensors"}});
+  const absl::Status error =
+      MakeError(Reason::kCheckpointTruncated, "a.safetensors: truncated", {{"file", "a.safetensors"}});
 
   const absl::Status parsed = ParseRpcStatus(SerializeRpcStatus(error));
 
