@@ -11,9 +11,13 @@ set(PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/weightbroker)
 
 # What engines link to, and the static libraries behind it: CMake refuses to generate if one is missing here.
 set(INSTALLED_LIBRARIES
-  client proto redeem
-  base checkpoint file identity internal_proto json load memory plan quant socket socket_path)
+  client base checkpoint file identity internal_proto json load_engine memory plan quant socket_path)
+# Hidden in whatever they are linked into, but for what WEIGHTBROKER_EXPORT marks: an engine's shared object must not offer
+# our names to torch and others in the same process. The stub's stay visible, as any generated code's.
 foreach(name ${INSTALLED_LIBRARIES})
+  set_target_properties(weightbroker_${name} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endforeach()
+foreach(name ${INSTALLED_LIBRARIES} proto redeem)
   set_target_properties(weightbroker_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS weightbroker_${name} EXPORT weightbroker ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endforeach()

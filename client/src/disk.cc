@@ -17,7 +17,7 @@
 #include "common/plan/manifest.h"
 #include "common/plan/plan.h"
 #include "common/quant/gate.h"
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
 
 namespace weightbroker::client {
 namespace {

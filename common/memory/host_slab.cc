@@ -4,15 +4,18 @@
 #include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -160,8 +163,11 @@ absl::StatusOr<HostSlab> HostSlab::Create(int64_t size_bytes) {
   return CreateWith(page_kind, size_bytes);
 }
 
+HostSlab::HostSlab() : write_mutex_(std::make_unique<Mutex>()) {}
+
 HostSlab::HostSlab(HostSlab&& other) noexcept
-    : fd_(std::move(other.fd_)),
+    : write_mutex_(std::move(other.write_mutex_)),
+      fd_(std::move(other.fd_)),
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
       page_kind_(other.page_kind_) {}
@@ -169,6 +175,7 @@ HostSlab::HostSlab(HostSlab&& other) noexcept
 HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
   if (this != &other) {
     Unmap();
+    write_mutex_ = std::move(other.write_mutex_);
     fd_ = std::move(other.fd_);
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
@@ -203,6 +210,41 @@ absl::Status HostSlab::Populate(int64_t offset_bytes, int64_t size_bytes) {
     return NotEnoughMemory(end - begin, ReadHostMemory());
   }
   return SystemError("madvise(MADV_POPULATE_WRITE)", error_number);
+}
+
+absl::Status HostSlab::Write(int64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
+  if (PrefersWrite()) return WriteToFile(offset_bytes, parts);
+  int64_t total_bytes = 0;
+  for (const auto& part : parts) total_bytes += static_cast<int64_t>(part.size());
+  RETURN_IF_ERROR(Populate(offset_bytes, total_bytes));
+  std::byte* to = data_ + offset_bytes;
+  for (const auto& part : parts) to = std::copy(part.begin(), part.end(), to);
+  return absl::OkStatus();
+}
+
+absl::Status HostSlab::WriteToFile(int64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
+  std::vector<iovec> vectors;
+  for (const auto& part : parts) {
+    vectors.push_back({.iov_base = const_cast<std::byte*>(part.data()), .iov_len = part.size()});
+  }
+  size_t next = 0;  // the first vector that is not written, less what its base has been advanced by
+  MutexLock lock(*write_mutex_);
+  while (next < vectors.size()) {
+    const size_t count = std::min<size_t>(vectors.size() - next, IOV_MAX);
+    ssize_t written = pwritev(fd_.get(), &vectors[next], static_cast<int>(count), offset_bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && (errno == ENOSPC || errno == ENOMEM)) return NotEnoughMemory(size_bytes_, ReadHostMemory());
+    if (written < 0) return SystemError("pwritev to a memfd", errno);
+    offset_bytes += written;
+    while (next < vectors.size() && static_cast<size_t>(written) >= vectors[next].iov_len) {
+      written -= static_cast<ssize_t>(vectors[next++].iov_len);
+    }
+    if (written > 0) {
+      vectors[next].iov_base = static_cast<std::byte*>(vectors[next].iov_base) + written;
+      vectors[next].iov_len -= static_cast<size_t>(written);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SealedSlab> HostSlab::Seal() && {

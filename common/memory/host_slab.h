@@ -2,7 +2,7 @@
 //
 //   auto slab = HostSlab::Create(bytes);                      // MEMORY_EXHAUSTED: need and have
 //   if (!slab.ok()) return slab.status();
-//   RETURN_IF_ERROR(ReadInto(file, slab->writable_bytes()));
+//   RETURN_IF_ERROR(slab->Write(0, parts));                   // or Populate, and fill writable_bytes()
 //   auto sealed = std::move(*slab).Seal();                    // no writer is left after this
 //
 // Not thread-safe while writable, but different threads may fill different bytes; immutable and thread-safe once
@@ -10,9 +10,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "common/base/unique_fd.h"
 #include "common/memory/host_memory.h"
 #include "weightbroker/v1/types.pb.h"
@@ -43,6 +45,14 @@ class HostSlab {
   // spite of Create's check, lets the kernel end this process instead.
   absl::Status Populate(int64_t offset_bytes, int64_t size_bytes);
 
+  // Copies `parts`, one after the other, to `offset_bytes` and what follows. Thread-safe for different bytes. It
+  // allocates pages as it goes, in the way that is cheapest for them: base pages by writing to the memfd, which does
+  // not clear and map each of them first. MEMORY_EXHAUSTED as Populate.
+  absl::Status Write(int64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
+
+  // Whether Write is faster than Populate followed by a copy into writable_bytes().
+  bool PrefersWrite() const { return page_kind_ == v1::PAGE_KIND_BASE; }
+
   std::span<std::byte> writable_bytes() const { return {data_, static_cast<size_t>(size_bytes_)}; }
   int64_t size_bytes() const { return size_bytes_; }
   v1::PageKind page_kind() const { return page_kind_; }
@@ -52,10 +62,14 @@ class HostSlab {
   absl::StatusOr<SealedSlab> Seal() &&;
 
  private:
-  HostSlab() = default;
+  HostSlab();
   static absl::StatusOr<HostSlab> CreateWith(v1::PageKind page_kind, int64_t size_bytes);
   void Unmap();
+  absl::Status WriteToFile(int64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
 
+  // The kernel lets one writer at a time into a file, and makes the others spin: measured with two cores, a lock that
+  // sleeps leaves a core to those who read. On the heap, so that a slab can be moved.
+  std::unique_ptr<Mutex> write_mutex_;
   UniqueFd fd_;
   std::byte* data_ = nullptr;  // mapped if not null; aligned to huge pages where they are wanted
   int64_t size_bytes_ = 0;

@@ -34,7 +34,7 @@ struct LoadManagerOptions {
   int max_waiting_loads = 64;        // beyond that they are refused
   std::chrono::milliseconds heartbeat{250};
   // Called at the end of each load, with its result, from the load's thread. May be empty.
-  std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished;
+  std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };
 
 class LoadManager {

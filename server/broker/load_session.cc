@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
@@ -135,6 +136,10 @@ absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
   plan_ = {planned.slab_bytes(), planned.read_bytes(), planned.tensor_count()};
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
+  Log(LogLevel::kInfo, "load.granted",
+      {{"fingerprint", set_->fingerprint().hash},
+       {"bytes", absl::StrCat(plan_.slab_bytes)},
+       {"tensors", absl::StrCat(plan_.tensor_count)}});
   internal::v1::LoadCommand command;
   command.set_proceed(true);
   const absl::Status sent = SendMessage(loader_.control_socket.get(), command.SerializeAsString());

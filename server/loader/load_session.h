@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/file.h"
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
 #include "weightbroker/internal/v1/loader.pb.h"
 
 namespace weightbroker {

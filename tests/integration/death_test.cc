@@ -19,15 +19,6 @@ using Clock = std::chrono::steady_clock;
 using ::testing::AnyOf;
 using ::testing::IsEmpty;
 
-// Large enough for a load to be caught in the middle.
-constexpr int64_t kSlowBytes = int64_t{1} << 30;
-
-void WriteSlowModel(const Service& service) {
-  CheckpointBuilder builder;
-  for (int i = 0; i < 16; ++i) builder.Tensor("layer." + std::to_string(i), "U8", {kSlowBytes / 16});
-  builder.Write(service.NewModel("slow"));
-}
-
 void WriteSmallModel(const Service& service) {
   CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("small"));
 }
@@ -55,7 +46,7 @@ TEST(DeathOfAnEngine, EndsItsLeaseAtOnce) {
 
 TEST(DeathOfALoader, FailsItsLoadGivesTheMemoryBackAndLeavesTheNextLoadAlone) {
   const Service service;
-  WriteSlowModel(service);
+  WriteSparseModel(service.NewModel("slow"));
   WriteSmallModel(service);
   const int memfds_before = service.CountMemfds();
   bool killed = false;
@@ -93,7 +84,7 @@ TEST(DeathOfTheService, LeavesWhatIsMappedAndTellsTheEngine) {
 
 TEST(DeathOfACaller, LeavesTheLoadItAskedForGoingOn) {
   const Service service;
-  WriteSlowModel(service);
+  WriteSparseModel(service.NewModel("slow"));
   Program tool("weightbroker", service.ToolFlags("register", {"models:slow", "--torch_version", "any"}));
   ASSERT_TRUE(Eventually([&] { return service.Health()->load_count() == 1; }));
 

@@ -21,18 +21,9 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Key;
 
-// Large enough for a load to be caught in the middle.
-constexpr int64_t kSlowBytes = int64_t{1} << 30;
-
-CheckpointBuilder SlowModel() {
-  CheckpointBuilder builder;
-  for (int i = 0; i < 16; ++i) builder.Tensor("layer." + std::to_string(i), "U8", {kSlowBytes / 16});
-  return builder;
-}
-
 class ChangingFileTest : public ::testing::Test {
  protected:
-  void SetUp() override { SlowModel().Write(service_.NewModel("slow")); }
+  void SetUp() override { WriteSparseModel(service_.NewModel("slow")); }
 
   // Registers, and calls `change` in the middle of the load.
   absl::Status RegisterAndMeanwhile(const std::function<void()>& change) {
@@ -68,10 +59,10 @@ TEST_F(ChangingFileTest, FailsTheLoadByAWriteInPlaceNamingTheFile) {
 }
 
 TEST_F(ChangingFileTest, FailsTheLoadByAReplacementNamingTheFile) {
-  std::filesystem::copy_file(ShardPath(), ShardPath() + ".new");
+  WriteSparseModel(service_.NewModel("same_again"));
 
-  const absl::Status status =
-      RegisterAndMeanwhile([this] { std::filesystem::rename(ShardPath() + ".new", ShardPath()); });
+  const absl::Status status = RegisterAndMeanwhile(
+      [this] { std::filesystem::rename(service_.ModelFolder("same_again") + "/model.safetensors", ShardPath()); });
 
   EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
   ExpectNothingIsExported();
@@ -79,7 +70,7 @@ TEST_F(ChangingFileTest, FailsTheLoadByAReplacementNamingTheFile) {
 
 TEST_F(ChangingFileTest, FailsTheLoadByATruncationNamingTheFile) {
   const absl::Status status =
-      RegisterAndMeanwhile([this] { std::filesystem::resize_file(ShardPath(), kSlowBytes / 2); });
+      RegisterAndMeanwhile([this] { std::filesystem::resize_file(ShardPath(), kSlowLoadBytes / 2); });
 
   EXPECT_THAT(status, StatusIs(Reason::kCheckpointChanged, HasSubstr("model.safetensors")));
   ExpectNothingIsExported();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "client/src/attach.h"
+#include "tests/support/checkpoint_builder.h"
 
 namespace weightbroker::testing {
 namespace {
@@ -158,6 +159,20 @@ int Service::CountMemfds() const {
     }
   }
   return count;
+}
+
+void WriteSparseModel(const std::string& folder, int64_t size_bytes) {
+  constexpr int kTensors = 16;
+  const int64_t tensor_bytes = size_bytes / kTensors;
+  nlohmann::json header;
+  for (int i = 0; i < kTensors; ++i) {
+    header["layer." + std::to_string(i)] = {
+        {"dtype", "U8"}, {"shape", {tensor_bytes}}, {"data_offsets", {i * tensor_bytes, (i + 1) * tensor_bytes}}};
+  }
+  const std::string start = RawSafetensors(header.dump());
+  WriteFile(folder + "/config.json", kPlainConfig);
+  WriteFile(folder + "/model.safetensors", start);
+  std::filesystem::resize_file(folder + "/model.safetensors", start.size() + static_cast<uintmax_t>(size_bytes));
 }
 
 bool Eventually(const std::function<bool()>& condition) {

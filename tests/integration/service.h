@@ -62,6 +62,11 @@ class Service {
   std::shared_ptr<client::Connection> connection_;
 };
 
+// Writes a model of `size_bytes` in sixteen tensors of zeros into `folder`, at once whatever its size: the files have
+// holes. With kSlowLoadBytes its load takes long enough to be caught in the middle.
+inline constexpr int64_t kSlowLoadBytes = int64_t{1} << 30;
+void WriteSparseModel(const std::string& folder, int64_t size_bytes = kSlowLoadBytes);
+
 // Whether `condition` becomes true before kPatience has passed.
 bool Eventually(const std::function<bool()>& condition);
 

@@ -20,6 +20,20 @@ run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/with_library)
 run(${WORK_DIR}/build/with_stub)
 
+# What a shared object that holds the library shows of it: the public classes and the generated code, nothing behind them;
+# and no descriptor of google.rpc or of the health service, which torch and others in the process register too.
+run(nm --dynamic --demangle --defined-only ${WORK_DIR}/build/libplugin.so)
+if(NOT output MATCHES "weightbroker::Client::Attach")
+  message(FATAL_ERROR "the public classes are hidden")
+endif()
+if(output MATCHES "[TWVDBu] (vtable for |typeinfo for )?weightbroker::(client::|internal::v1::|HostSlab|MakeError|WireReader)[^\n]*")
+  message(FATAL_ERROR "visible but not public: ${CMAKE_MATCH_0}")
+endif()
+file(STRINGS ${WORK_DIR}/build/libplugin.so descriptors REGEX "google/rpc/|grpc/health/")
+if(descriptors)
+  message(FATAL_ERROR "registers a descriptor that is not ours: ${descriptors}")
+endif()
+
 string(REPLACE "," ";" PROGRAMS "${PROGRAMS}")
 foreach(program ${PROGRAMS})
   run(${PREFIX}/bin/${program} --help)

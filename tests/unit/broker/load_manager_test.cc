@@ -4,15 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "common/base/mutex.h"
 #include "common/memory/host_slab.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/unit/broker/fake_loader.h"
 
 namespace weightbroker {
@@ -379,6 +383,55 @@ TEST_F(LoadManagerTest, ShutdownEndsEveryLoadAndStartsNoMore) {
   EXPECT_THAT(registry_->View(running).failure, StatusIs(Reason::kDraining));
   EXPECT_THAT(registry_->View(waiting).failure, StatusIs(Reason::kDraining));
   EXPECT_THAT(loads_->Load(Wanted('c'), CheckpointIdentity()), StatusIs(Reason::kDraining));
+}
+
+// ---- Loaders that are processes.
+
+class ProcessLoaderTest : public ::testing::Test {
+ protected:
+  // Loads with the program at `path` to the end.
+  absl::Status FailureOf(const std::string& path) {
+    Start(path);
+    const WeightSetRef set = loads_->Load(Wanted('a'), CheckpointIdentity()).value();
+    while (registry_->View(set).state != v1::WEIGHT_SET_STATE_FAILED) std::this_thread::yield();
+    return registry_->View(set).failure;
+  }
+
+  void Start(const std::string& path) {
+    spawner_ = NewProcessLoaderSpawner(path);
+    loads_ = std::make_unique<LoadManager>(LoadManagerOptions{.registry = registry_, .spawner = spawner_.get()});
+  }
+
+  // A program that holds its control socket and does nothing.
+  std::string WriteSleeper() {
+    const std::string path = folder_ / "sleeper";
+    std::ofstream(path) << "#!/bin/sh\nexec sleep 1000\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+
+  const testing::TemporaryFolder folder_;
+  const std::shared_ptr<Registry> registry_ = Registry::Create({});
+  std::unique_ptr<LoaderSpawner> spawner_;
+  std::unique_ptr<LoadManager> loads_;
+};
+
+TEST_F(ProcessLoaderTest, SaysWithWhatCodeALoaderExited) {
+  EXPECT_THAT(FailureOf("/bin/false"), StatusIs(Reason::kLoaderFailed, HasSubstr("exit code 1")));
+}
+
+TEST_F(ProcessLoaderTest, SaysThatALoaderCannotBeStarted) {
+  EXPECT_THAT(FailureOf("/no/such/program"), StatusIs(Reason::kSystemError, HasSubstr("/no/such/program")));
+}
+
+TEST_F(ProcessLoaderTest, KillsALoaderThatIsCancelledAndLeavesNoChild) {
+  Start(WriteSleeper());
+  const WeightSetRef set = loads_->Load(Wanted('a'), CheckpointIdentity()).value();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  loads_->Cancel(set, MakeError(Reason::kCancelled, "an operator said so"));
+  EXPECT_THAT(registry_->View(set).failure, StatusIs(Reason::kCancelled));
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,13 +84,15 @@ class LoadEngineTest : public ::testing::Test {
   std::vector<HostSlab> slabs_;
 };
 
-TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkAndNumberOfThreads) {
-  for (const int64_t chunk_bytes : {8192, 12'288, 4 << 20}) {
-    for (const int threads : {1, 3, 8}) {
-      Prepare(AwkwardTensors());
-      ASSERT_NO_FATAL_FAILURE(
-          ExpectAllLoaded(Load(RealFileSystem(), {.reader_threads = threads, .chunk_bytes = chunk_bytes})))
-          << chunk_bytes << " bytes, " << threads << " threads";
+TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOfFilling) {
+  for (const FillMethod method : {FillMethod::kWrite, FillMethod::kCopy}) {
+    for (const int64_t chunk_bytes : {8192, 12'288, 4 << 20}) {
+      for (const int threads : {1, 3, 8}) {
+        Prepare(AwkwardTensors());
+        const LoadOptions options = {.reader_threads = threads, .chunk_bytes = chunk_bytes, .fill_method = method};
+        ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), options)))
+            << chunk_bytes << " bytes, " << threads << " threads";
+      }
     }
   }
 }

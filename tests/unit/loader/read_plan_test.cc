@@ -1,4 +1,4 @@
-#include "server/loader/read_plan.h"
+#include "common/load/read_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

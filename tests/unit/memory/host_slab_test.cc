@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/status_matchers.h"
@@ -162,6 +163,45 @@ TEST(HostSlab, PopulatesUpToItsEndWhenAskedForAnythingUnaligned) {
   ASSERT_THAT(slab, IsOk());
   EXPECT_THAT(slab->Populate(kSize - 1, 1), IsOk());
   EXPECT_THAT(slab->Populate(0, 0), IsOk());
+}
+
+TEST(HostSlab, WritesPartsOneAfterTheOtherWhateverTheirNumberAndSize) {
+  auto slab = HostSlab::Create(1 << 20);
+  ASSERT_THAT(slab, IsOk());
+  std::vector<std::byte> source(100'000);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i * 7);
+  std::vector<std::span<const std::byte>> parts;
+  for (size_t at = 0; at < source.size();) {
+    const size_t size = std::min(at % 3 == 0 ? size_t{0} : at % 97, source.size() - at);
+    parts.push_back(std::span(source).subspan(at, size));
+    parts.push_back(std::span(source).subspan(at + size, std::min<size_t>(1, source.size() - at - size)));
+    at += size + parts.back().size();
+  }
+  ASSERT_GT(parts.size(), 2048u) << "more than one call of the system takes";
+
+  ASSERT_THAT(slab->Write(5000, parts), IsOk());
+
+  const auto written = slab->writable_bytes();
+  EXPECT_TRUE(std::equal(source.begin(), source.end(), written.begin() + 5000));
+  EXPECT_EQ(written[4999], std::byte{0});
+  EXPECT_EQ(written[105'000], std::byte{0});
+}
+
+TEST(HostSlab, WritesFromSeveralThreadsToTheSamePage) {
+  auto slab = HostSlab::Create(1 << 20);
+  ASSERT_THAT(slab, IsOk());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&slab, t] {
+      const std::vector<std::byte> value(100, static_cast<std::byte>(t + 1));
+      const std::span<const std::byte> parts[] = {value};
+      for (int64_t at = t * 100; at + 100 <= (1 << 20); at += 400) EXPECT_THAT(slab->Write(at, parts), IsOk());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t at = 0; at < (1 << 20) / 400 * 400; ++at) {
+    ASSERT_EQ(slab->writable_bytes()[at], static_cast<std::byte>(at / 100 % 4 + 1)) << at;
+  }
 }
 
 TEST(HostSlab, RefusesMoreThanThereIsNamingNeedAndHave) {

@@ -33,10 +33,15 @@ struct LoadSource {
   const ShardPlan& plan;
 };
 
+// How bytes get into a slab: through its memfd, or by a copy into its mapping. HostSlab::PrefersWrite says which is
+// best.
+enum class FillMethod { kBest, kWrite, kCopy };
+
 struct LoadOptions {
   int reader_threads = 0;         // 0 chooses by the number of cores
-  int64_t chunk_bytes = 4 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it
+  int64_t chunk_bytes = 2 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it
   std::chrono::milliseconds progress_interval{100};
+  FillMethod fill_method = FillMethod::kBest;  // another for tests and measurements
 };
 
 // Called on the caller's thread with the bytes done so far; an error ends the load with that error.

@@ -1,4 +1,4 @@
-#include "server/loader/shard_file.h"
+#include "common/load/shard_file.h"
 
 #include <algorithm>
 #include <utility>

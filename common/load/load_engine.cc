@@ -1,8 +1,9 @@
-#include "server/loader/load_engine.h"
+#include "common/load/load_engine.h"
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <new>
@@ -15,35 +16,39 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/quote.h"
-#include "server/loader/read_plan.h"
-#include "server/loader/shard_file.h"
+#include "common/load/read_plan.h"
+#include "common/load/shard_file.h"
 
 namespace weightbroker {
 namespace {
 
-// Most threads wait for the disk while a few allocate pages and copy: enough of them keep the disk busy all the time.
+// Most threads wait for the disk while a few copy: enough of them keep the disk busy all the time.
 int ChooseReaderThreads(int wanted) {
   if (wanted > 0) return wanted;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::clamp(4 * cores, 8, 32);
+  return std::clamp(8 * cores, 8, 32);
 }
 
-// A buffer that O_DIRECT can read into.
-class AlignedBuffer {
+// A buffer that O_DIRECT can read into, on huge pages where there are any: with base pages the kernel must split a read
+// into many requests, and reading took twice as long (2 GiB in 1.6 s and in 0.75 s on a virtual disk).
+class ReadBuffer {
  public:
-  explicit AlignedBuffer(int64_t size_bytes)
-      : data_(static_cast<std::byte*>(::operator new(static_cast<size_t>(size_bytes), kAlignment))),
-        size_(static_cast<size_t>(size_bytes)) {}
-  ~AlignedBuffer() { ::operator delete(data_, kAlignment); }
-  AlignedBuffer(const AlignedBuffer&) = delete;
-  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+  explicit ReadBuffer(int64_t size_bytes)
+      : size_(static_cast<size_t>(size_bytes)),
+        alignment_{static_cast<size_t>(size_bytes >= kHugePageBytes ? kHugePageBytes : kDirectAlignmentBytes)},
+        data_(static_cast<std::byte*>(::operator new(size_, alignment_))) {
+    if (size_bytes >= kHugePageBytes) madvise(data_, size_, MADV_HUGEPAGE);  // a wish
+  }
+  ~ReadBuffer() { ::operator delete(data_, alignment_); }
+  ReadBuffer(const ReadBuffer&) = delete;
+  ReadBuffer& operator=(const ReadBuffer&) = delete;
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
 
  private:
-  static constexpr std::align_val_t kAlignment{kDirectAlignmentBytes};
-  std::byte* const data_;
   const size_t size_;
+  const std::align_val_t alignment_;
+  std::byte* const data_;
 };
 
 using ShardFiles = std::vector<std::unique_ptr<ShardFile>>;
@@ -68,24 +73,24 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
 // What the reader threads share: the items to do, the digests so far, and the first error.
 class LoadRun {
  public:
-  LoadRun(const ShardPlan& plan, std::span<HostSlab> slabs, const ShardFiles& files, int64_t chunk_bytes)
+  LoadRun(const ShardPlan& plan, std::span<HostSlab> slabs, const ShardFiles& files, const LoadOptions& options)
       : plan_(plan),
         slabs_(slabs),
         files_(files),
-        chunk_bytes_(chunk_bytes),
-        items_(PlanReads(plan, chunk_bytes)),
+        options_(options),
+        items_(PlanReads(plan, options.chunk_bytes)),
         sums_(plan.tensors.size()) {}
 
-  // Runs `thread_count` readers to their end, reporting from this thread meanwhile.
-  absl::Status Run(int thread_count, std::chrono::milliseconds interval, const LoadProgressCallback& progress) {
-    thread_count = std::min<int>(thread_count, static_cast<int>(items_.size()));
+  // Runs the readers to their end, reporting from this thread meanwhile.
+  absl::Status Run(const LoadProgressCallback& progress) {
+    const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), static_cast<int>(items_.size()));
     {
       MutexLock lock(mutex_);
       running_ = thread_count;
     }
     std::vector<std::thread> threads;
     for (int i = 0; i < thread_count; ++i) threads.emplace_back([this] { ReadUntilDone(); });
-    while (WaitForEnd(interval)) {
+    while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
     for (std::thread& thread : threads) thread.join();
@@ -99,7 +104,7 @@ class LoadRun {
 
  private:
   void ReadUntilDone() {
-    const AlignedBuffer buffer(chunk_bytes_);
+    const ReadBuffer buffer(options_.chunk_bytes);
     while (!stop_) {
       const size_t next = next_item_++;
       if (next >= items_.size()) break;
@@ -110,40 +115,71 @@ class LoadRun {
   }
 
   absl::Status ReadItemInto(const ReadItem& item, std::span<std::byte> buffer) {
-    RETURN_IF_ERROR(PopulateFor(item));
     ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
     ASSIGN_OR_RETURN(const auto bytes, file.Read(item.begin_bytes, item.end_bytes, buffer));
     std::vector<DigestAccumulator> sums(item.segments.size());
-    for (size_t i = 0; i < item.segments.size(); ++i) {
-      const ReadSegment& segment = item.segments[i];
-      const auto from = bytes.subspan(static_cast<size_t>(segment.file_offset_bytes - item.begin_bytes),
-                                      static_cast<size_t>(segment.size_bytes));
-      CopyAndDigest(segment.tensor_offset_bytes, from, DestinationOf(segment), sums[i]);
-    }
+    RETURN_IF_ERROR(WritesTo(SlabOf(item)) ? DigestAndWrite(item, bytes, sums) : CopyAndDigestAll(item, bytes, sums));
     MutexLock lock(mutex_);
     for (size_t i = 0; i < sums.size(); ++i) sums_[static_cast<size_t>(item.segments[i].tensor)].Merge(sums[i]);
     done_bytes_ += item.end_bytes - item.begin_bytes;
     return absl::OkStatus();
   }
 
-  // Allocates the pages that `item` will be copied to, so that the copy does not stop for each of them. Segments that
-  // are neighbours in the file are neighbours in the slab.
-  absl::Status PopulateFor(const ReadItem& item) {
-    const ReadSegment& first = item.segments.front();
-    const ReadSegment& last = item.segments.back();
-    const int64_t begin = PlacementOf(first).slab_offset_bytes + first.tensor_offset_bytes;
-    const int64_t end = PlacementOf(last).slab_offset_bytes + last.tensor_offset_bytes + last.size_bytes;
-    return slabs_[static_cast<size_t>(PlacementOf(first).slab)].Populate(begin, end - begin);
+  bool WritesTo(const HostSlab& slab) const {
+    if (options_.fill_method == FillMethod::kBest) return slab.PrefersWrite();
+    return options_.fill_method == FillMethod::kWrite;
+  }
+
+  // Segments that are neighbours in the file are neighbours in the slab, with less than kTensorAlignmentBytes between
+  // two.
+  absl::Status DigestAndWrite(const ReadItem& item, std::span<const std::byte> bytes,
+                              std::vector<DigestAccumulator>& sums) {
+    static constexpr std::byte kGap[kTensorAlignmentBytes] = {};
+    std::vector<std::span<const std::byte>> parts;
+    int64_t end = PlaceOf(item.segments.front());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const ReadSegment& segment = item.segments[i];
+      const auto from = BytesOf(segment, item, bytes);
+      sums[i].Add(segment.tensor_offset_bytes, from);
+      parts.push_back(std::span(kGap).first(static_cast<size_t>(PlaceOf(segment) - end)));
+      parts.push_back(from);
+      end = PlaceOf(segment) + segment.size_bytes;
+    }
+    return SlabOf(item).Write(PlaceOf(item.segments.front()), parts);
+  }
+
+  absl::Status CopyAndDigestAll(const ReadItem& item, std::span<const std::byte> bytes,
+                                std::vector<DigestAccumulator>& sums) {
+    const int64_t begin = PlaceOf(item.segments.front());
+    const int64_t end = PlaceOf(item.segments.back()) + item.segments.back().size_bytes;
+    HostSlab& slab = SlabOf(item);
+    RETURN_IF_ERROR(slab.Populate(begin, end - begin));
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const ReadSegment& segment = item.segments[i];
+      std::byte* const to = slab.writable_bytes().data() + PlaceOf(segment);
+      CopyAndDigest(segment.tensor_offset_bytes, BytesOf(segment, item, bytes), to, sums[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  static std::span<const std::byte> BytesOf(const ReadSegment& segment, const ReadItem& item,
+                                            std::span<const std::byte> bytes) {
+    return bytes.subspan(static_cast<size_t>(segment.file_offset_bytes - item.begin_bytes),
+                         static_cast<size_t>(segment.size_bytes));
+  }
+
+  // All of an item's segments are in one slab.
+  HostSlab& SlabOf(const ReadItem& item) const {
+    return slabs_[static_cast<size_t>(PlacementOf(item.segments.front()).slab)];
+  }
+
+  // Where a segment lies in its slab.
+  int64_t PlaceOf(const ReadSegment& segment) const {
+    return PlacementOf(segment).slab_offset_bytes + segment.tensor_offset_bytes;
   }
 
   const TensorPlacement& PlacementOf(const ReadSegment& segment) const {
     return plan_.tensors[static_cast<size_t>(segment.tensor)];
-  }
-
-  std::byte* DestinationOf(const ReadSegment& segment) const {
-    const TensorPlacement& placement = PlacementOf(segment);
-    const auto offset = static_cast<size_t>(placement.slab_offset_bytes + segment.tensor_offset_bytes);
-    return slabs_[static_cast<size_t>(placement.slab)].writable_bytes().subspan(offset).data();
   }
 
   void Fail(absl::Status status) {
@@ -165,7 +201,7 @@ class LoadRun {
   const ShardPlan& plan_;            // constant while running, as are the next four
   const std::span<HostSlab> slabs_;  // different threads fill different bytes
   const ShardFiles& files_;
-  const int64_t chunk_bytes_;
+  const LoadOptions options_;
   const std::vector<ReadItem> items_;
 
   std::atomic<size_t> next_item_{0};
@@ -198,8 +234,8 @@ std::vector<Digest> FinishDigests(const ShardPlan& plan, const std::vector<Diges
 absl::StatusOr<std::vector<Digest>> LoadShard(const LoadSource& source, std::span<HostSlab> slabs,
                                               const LoadOptions& options, const LoadProgressCallback& progress) {
   ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
-  LoadRun run(source.plan, slabs, files, options.chunk_bytes);
-  RETURN_IF_ERROR(run.Run(ChooseReaderThreads(options.reader_threads), options.progress_interval, progress));
+  LoadRun run(source.plan, slabs, files, options);
+  RETURN_IF_ERROR(run.Run(progress));
   return FinishDigests(source.plan, run.sums());
 }
 
