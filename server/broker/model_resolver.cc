@@ -68,7 +68,7 @@ absl::StatusOr<ModelResolver> ModelResolver::Create(FileSystem& file_system, con
 
 absl::StatusOr<std::string> ModelResolver::Resolve(const std::string& model) const {
   ASSIGN_OR_RETURN(const std::string path, ExpandRoot(model));
-  const auto resolved = file_system_->RealPath(path);
+  auto resolved = file_system_->RealPath(path);
   if (!resolved.ok()) {
     // Whether there is anything outside the roots is not for callers to find out.
     const std::string normal = std::filesystem::path(path).lexically_normal().string();
