@@ -47,6 +47,53 @@ function(weightbroker_program name)
   endif()
 endfunction()
 
+# weightbroker_static_program(<file name> SOURCES ... PARTS ... DEPS ...)  ->  ${PROJECT_BINARY_DIR}/bin/<file name>
+# A program that links everything but libc statically: PARTS are our libraries without what they link, all of which DEPS
+# must name (imported targets). Each shared library costs a process resident pages, and a small program may have few.
+# Where a static library is missing, or under a sanitizer, it links as other programs do.
+function(weightbroker_static_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PARTS;DEPS" ${ARGN})
+  weightbroker_find_static(libraries missing ${ARG_DEPS})
+  if(missing OR WEIGHTBROKER_SANITIZE)
+    list(TRANSFORM ARG_PARTS PREPEND weightbroker::)
+    weightbroker_program(${name} SOURCES ${ARG_SOURCES} DEPS ${ARG_PARTS})
+    return()
+  endif()
+  foreach(part ${ARG_PARTS})
+    list(APPEND ARG_SOURCES $<TARGET_OBJECTS:weightbroker_${part}>)
+  endforeach()
+  weightbroker_program(${name} SOURCES ${ARG_SOURCES} DEPS -Wl,--start-group ${libraries} -Wl,--end-group Threads::Threads)
+  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections)
+endfunction()
+
+# The static libraries of imported targets and of all that they link, and those of them that are not there.
+function(weightbroker_find_static libraries_out missing_out)
+  set(open ${ARGN})
+  while(open)
+    list(POP_FRONT open dep)
+    if(NOT TARGET ${dep} OR dep IN_LIST seen)
+      continue()
+    endif()
+    list(APPEND seen ${dep})
+    get_target_property(links ${dep} INTERFACE_LINK_LIBRARIES)
+    if(links)
+      list(APPEND open ${links})
+    endif()
+    get_target_property(location ${dep} LOCATION)
+    if(NOT location MATCHES "^(.*/lib[^/]*)\\.(so|a)[.0-9]*$")
+      continue()  # headers only
+    endif()
+    set(archive ${CMAKE_MATCH_1}.a)
+    if(EXISTS ${archive})
+      list(APPEND libraries ${archive})
+    else()
+      list(APPEND missing ${archive})
+    endif()
+  endwhile()
+  set(${libraries_out} ${libraries} PARENT_SCOPE)
+  set(${missing_out} ${missing} PARENT_SCOPE)
+endfunction()
+
 # weightbroker_test(<name> SOURCES ... [DEPS ...] [LABELS unit|integration|...])  ->  a GoogleTest program, one ctest entry
 function(weightbroker_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})

@@ -63,6 +63,7 @@ namespace weightbroker {
   X(kServiceUnknown, "SERVICE_UNKNOWN", kNotFound)                           \
   X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
   X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
+  X(kKeeperRefused, "KEEPER_REFUSED", kFailedPrecondition)                   \
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \
   /* integrity, and the rest */                                              \
   X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \

@@ -164,6 +164,11 @@ void ChildProcess::KillAndReap() {
   exit_ = Reap(pid_);
 }
 
+UniqueFd ChildProcess::Release() && {
+  pid_ = -1;
+  return std::move(pidfd_);
+}
+
 absl::Status ChildProcess::Kill(int signal) {
   if (exit_.has_value()) return absl::OkStatus();
   if (SendSignal(pidfd_.get(), signal) != 0 && errno != ESRCH) {

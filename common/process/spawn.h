@@ -63,6 +63,9 @@ class ChildProcess {
   // Readable (POLLIN) once the child has ended. Valid as long as this object.
   int pidfd() const { return pidfd_.get(); }
 
+  // Gives the child up: whoever calls this sees to it from here on. Returns the pidfd.
+  UniqueFd Release() &&;
+
   // Sends a signal. Ok too if the child has ended already: it never reaches another process that got its number.
   absl::Status Kill(int signal);
 

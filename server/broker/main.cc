@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,7 @@
 #include "common/base/log.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/keeper/client.h"
 #include "server/broker/broker.h"
 #include "server/broker/loader_spawner.h"
 #include "server/config/config.h"
@@ -65,18 +67,43 @@ BrokerOptions MakeOptions(const BrokerConfig& config, LoaderSpawner* spawner) {
   return options;
 }
 
+// The connection to weightbrokerd, if it started this process or is said to be at a socket; otherwise null.
+absl::StatusOr<std::unique_ptr<KeeperClient>> ConnectToKeeper(const BrokerConfig& config) {
+  KeeperClientOptions options;
+  // Without its keeper a broker must end: nobody would keep what it makes resident.
+  options.on_disconnected = [] { kill(getpid(), SIGTERM); };
+  if (config.keeper_fd.has_value()) return KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options);
+  if (!config.keeper_socket.empty()) return KeeperClient::FromPath(config.keeper_socket, options);
+  return nullptr;
+}
+
+// Forgets what the broker before this one wrote down.
+absl::Status DropAll(const std::vector<KeeperEntry>& entries, KeeperClient& keeper) {
+  for (const KeeperEntry& entry : entries) {
+    Log(LogLevel::kWarning, "broker.entry_dropped", {{"key", entry.key}});
+    RETURN_IF_ERROR(keeper.Drop(entry.key));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Serve(const BrokerConfig& config) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<KeeperClient> keeper, ConnectToKeeper(config));
+  KeeperInheritance inheritance = keeper != nullptr ? keeper->TakeInheritance() : KeeperInheritance();
   std::optional<Listener> listener;  // an inherited socket belongs to whoever started this process
-  if (!config.listen_fd.has_value()) {
+  int listen_fd =
+      inheritance.listening_socket.valid() ? inheritance.listening_socket.get() : config.listen_fd.value_or(-1);
+  if (listen_fd < 0) {
     ASSIGN_OR_RETURN(listener, Listener::Create({.path = config.socket,
                                                  .mode = config.socket_mode,
                                                  .group = config.socket_group,
                                                  .create_folder = config.create_socket_folder}));
+    listen_fd = listener->fd();
   }
+  if (keeper != nullptr) RETURN_IF_ERROR(DropAll(inheritance.entries, *keeper));
+  inheritance.entries.clear();
   const auto spawner = NewProcessLoaderSpawner(config.loader_path);
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<Broker> broker,
-      Broker::Start(MakeOptions(config, spawner.get()), listener.has_value() ? listener->fd() : *config.listen_fd));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, spawner.get()), listen_fd));
+  if (keeper != nullptr) RETURN_IF_ERROR(keeper->Ready());
   Log(LogLevel::kInfo, "broker.ready",
       {{"socket", config.socket},
        {"version", WEIGHTBROKER_VERSION},

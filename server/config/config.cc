@@ -92,6 +92,38 @@ absl::Status ReadListenFd(const FlagReader& flags, BrokerConfig* config) {
   });
 }
 
+absl::Status ReadOptionalNumber(const FlagReader& flags, const char* flag, int least, std::optional<int>* out) {
+  return flags.ForEach(flag, [=](const std::string& text) -> absl::Status {
+    ASSIGN_OR_RETURN(const int64_t number, ParseNumber(text, least, 1'000'000));
+    *out = static_cast<int>(number);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ReadKeeper(const FlagReader& flags, BrokerConfig* config) {
+  using std::chrono::milliseconds;
+  RETURN_IF_ERROR(flags.ForEach("keeper_socket", [config](const std::string& path) {
+    config->keeper_socket = path;
+    return CheckSocketPath(path);
+  }));
+  config->no_broker = flags.IsTrue("no_broker");
+  if (config->no_broker && config->keeper_socket.empty()) {
+    return MakeError(Reason::kConfigurationInvalid,
+                     "--no_broker: needs --keeper_socket, without which no broker could reach weightbrokerd",
+                     {{"flag", "no_broker"}, {"source", "--no_broker"}});
+  }
+  RETURN_IF_ERROR(flags.Parse("broker_ping_interval", ParsePositiveDuration,
+                              [config](milliseconds time) { config->broker_ping_interval = time; }));
+  RETURN_IF_ERROR(flags.Parse("broker_ping_timeout", ParseDuration,
+                              [config](milliseconds time) { config->broker_ping_timeout = time; }));
+  RETURN_IF_ERROR(flags.Parse("broker_start_timeout", ParseDuration,
+                              [config](milliseconds time) { config->broker_start_timeout = time; }));
+  RETURN_IF_ERROR(flags.ParseInt("max_loaders", 1, 1024, &config->max_loaders));
+  RETURN_IF_ERROR(ReadOptionalNumber(flags, "keeper_fd", 0, &config->keeper_fd));
+  RETURN_IF_ERROR(ReadOptionalNumber(flags, "resume_fd", 0, &config->resume_fd));
+  return ReadOptionalNumber(flags, "check_resume", 1, &config->check_resume);
+}
+
 absl::Status AddModelRoot(const std::string& text, BrokerConfig* config) {
   ASSIGN_OR_RETURN(auto root, ParseModelRoot(text));
   for (const ConfiguredModelRoot& other : config->model_roots) {
@@ -143,6 +175,7 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));
   RETURN_IF_ERROR(flags.ParseInt("max_concurrent_loads", 1, 64, &config.max_concurrent_loads));
   RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));
+  RETURN_IF_ERROR(ReadKeeper(flags, &config));
   RETURN_IF_ERROR(ReadProgram(flags, "broker_path", "weightbroker-broker", &config.broker_path));
   RETURN_IF_ERROR(ReadProgram(flags, "loader_path", "weightbroker-loader", &config.loader_path));
   return config;

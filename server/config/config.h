@@ -10,6 +10,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -47,6 +48,16 @@ struct BrokerConfig {
   std::string broker_path;
   std::string loader_path;
   std::optional<int> listen_fd;  // an open, listening socket
+
+  std::string keeper_socket;  // empty: none
+  bool no_broker = false;     // only with keeper_socket
+  std::chrono::milliseconds broker_ping_interval{1'000};
+  std::chrono::milliseconds broker_ping_timeout{5'000};    // 0: never
+  std::chrono::milliseconds broker_start_timeout{30'000};  // 0: never
+  int max_loaders = 64;
+  std::optional<int> keeper_fd;     // an open socket
+  std::optional<int> resume_fd;     // an open file
+  std::optional<int> check_resume;  // a version of the keeper's state
 
   bool check_config = false;
   bool version = false;

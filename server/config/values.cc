@@ -48,6 +48,25 @@ absl::StatusOr<int64_t> ParseByteCount(const std::string& text) {
       absl::StrCat("\"", text, "\" is not a number of bytes: give a whole number, alone or with KiB, MiB, GiB or TiB"));
 }
 
+absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text) {
+  constexpr int64_t kMostMilliseconds = 365LL * 24 * 3600 * 1000;
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string suffix = text.substr(digits);
+  constexpr std::pair<const char*, int64_t> kFactors[] = {{"ms", 1}, {"s", 1'000}, {"m", 60'000}};
+  for (const auto& [unit, factor] : kFactors) {
+    if (suffix != unit) continue;
+    const auto number = ParseNumber(text.substr(0, digits), 0, kMostMilliseconds / factor);
+    if (number.ok()) return std::chrono::milliseconds(*number * factor);
+  }
+  return Bad(absl::StrCat("\"", text, "\" is not a time: give a whole number with ms, s or m, for instance 500ms"));
+}
+
+absl::StatusOr<std::chrono::milliseconds> ParsePositiveDuration(const std::string& text) {
+  ASSIGN_OR_RETURN(const std::chrono::milliseconds time, ParseDuration(text));
+  if (time.count() == 0) return Bad(absl::StrCat("\"", text, "\" is no time at all: give more"));
+  return time;
+}
+
 absl::StatusOr<mode_t> ParseMode(const std::string& text) {
   char* end = nullptr;
   const unsigned long value = strtoul(text.c_str(), &end, 8);

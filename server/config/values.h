@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,6 +20,11 @@ absl::StatusOr<int64_t> ParseNumber(const std::string& text, int64_t least, int6
 
 // Bytes: "1024", "64KiB", "512MiB", "80GiB", "2TiB".
 absl::StatusOr<int64_t> ParseByteCount(const std::string& text);
+
+// A time: "500ms", "5s", "2m".
+absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text);
+// The same, and more than none.
+absl::StatusOr<std::chrono::milliseconds> ParsePositiveDuration(const std::string& text);
 
 // Permissions in octal, "660" or "0660", at most 0777.
 absl::StatusOr<mode_t> ParseMode(const std::string& text);

@@ -75,6 +75,11 @@ std::string ReadLockHolder(int lock) {
   return length > 0 ? std::string(text, strspn(text, "0123456789")) : std::string();
 }
 
+bool WriteLockHolder(int lock) {
+  const std::string pid = absl::StrCat(getpid(), "\n");
+  return ftruncate(lock, 0) == 0 && pwrite(lock, pid.data(), pid.size(), 0) >= 0;
+}
+
 // Takes the lock for as long as the descriptor lives, and leaves our process id in the file for error messages.
 absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
   const std::string lock_path = path + ".lock";
@@ -84,8 +89,7 @@ absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
     if (errno == EWOULDBLOCK) return InUse(path, ReadLockHolder(lock.get()));
     return UnusableByErrno(path, absl::StrCat("cannot lock ", lock_path), errno);
   }
-  const std::string pid = absl::StrCat(getpid(), "\n");
-  if (ftruncate(lock.get(), 0) != 0 || pwrite(lock.get(), pid.data(), pid.size(), 0) < 0) {
+  if (!WriteLockHolder(lock.get())) {
     return UnusableByErrno(path, absl::StrCat("cannot write the lock file ", lock_path), errno);
   }
   return lock;
@@ -107,8 +111,8 @@ std::string ListeningProcess(int socket) {
 }
 
 // Ok if nothing answers on the socket. A full backlog (EAGAIN) or a socket of another type is a live service too.
-absl::Status CheckNobodyAnswers(const std::string& path) {
-  UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+absl::Status CheckNobodyAnswers(const std::string& path, int type) {
+  UniqueFd probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return UnusableByErrno(path, "cannot create a socket", errno);
   const sockaddr_un address = Address(path);
   if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
@@ -120,7 +124,7 @@ absl::Status CheckNobodyAnswers(const std::string& path) {
 }
 
 // Leaves the path free, or says why it cannot.
-absl::Status RemoveStaleSocket(const std::string& path) {
+absl::Status RemoveStaleSocket(const std::string& path, int type) {
   struct stat stat_buffer {};
   if (lstat(path.c_str(), &stat_buffer) != 0) {
     return errno == ENOENT ? absl::OkStatus() : UnusableByErrno(path, absl::StrCat("cannot examine ", path), errno);
@@ -134,7 +138,7 @@ absl::Status RemoveStaleSocket(const std::string& path) {
     return Unusable(path, absl::StrCat("the socket ", path, " belongs to user ", stat_buffer.st_uid, ", not to user ",
                                        geteuid(), ": choose another --socket"));
   }
-  RETURN_IF_ERROR(CheckNobodyAnswers(path));
+  RETURN_IF_ERROR(CheckNobodyAnswers(path, type));
   if (unlink(path.c_str()) != 0 && errno != ENOENT) {
     return UnusableByErrno(path, absl::StrCat("cannot remove the stale socket ", path), errno);
   }
@@ -165,9 +169,9 @@ absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
   RETURN_IF_ERROR(CheckFolder(options));
   Listener listener;
   ASSIGN_OR_RETURN(listener.lock_, TakeLock(path));
-  RETURN_IF_ERROR(RemoveStaleSocket(path));
+  RETURN_IF_ERROR(RemoveStaleSocket(path, options.type));
 
-  listener.fd_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener.fd_.reset(socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd_.valid()) return UnusableByErrno(path, "cannot create a socket", errno);
   const sockaddr_un address = Address(path);
   if (bind(listener.fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
@@ -186,6 +190,25 @@ absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
     return UnusableByErrno(path, absl::StrCat("cannot listen on ", path), errno);
   }
   return listener;
+}
+
+Listener Listener::Adopt(ListenerParts parts) {
+  Listener listener;
+  listener.path_ = std::move(parts.path);
+  listener.device_ = parts.device;
+  listener.inode_ = parts.inode;
+  listener.lock_ = std::move(parts.lock);
+  listener.fd_ = std::move(parts.socket);
+  WriteLockHolder(listener.lock_.get());  // only read for error messages
+  return listener;
+}
+
+ListenerParts Listener::Release() && {
+  return {.path = std::exchange(path_, ""),
+          .device = device_,
+          .inode = inode_,
+          .lock = std::move(lock_),
+          .socket = std::move(fd_)};
 }
 
 Listener& Listener::operator=(Listener&& other) noexcept {

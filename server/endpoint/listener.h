@@ -11,6 +11,7 @@
 // libc only: the keeper uses it without gRPC. Move-only, not thread-safe.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -32,6 +33,16 @@ struct ListenerOptions {
   // missing folder on a path that somebody typed is more likely a mistake. 0755, because the socket's own mode says who
   // may connect and the lock file is 0600.
   bool create_folder = false;
+  int type = SOCK_STREAM;  // of the socket
+};
+
+// A listener taken apart, so that this process after execve, or its successor, goes on with the same socket.
+struct ListenerParts {
+  std::string path;
+  dev_t device = 0;  // of the socket's file
+  ino_t inode = 0;
+  UniqueFd lock;
+  UniqueFd socket;
 };
 
 class Listener {
@@ -44,13 +55,21 @@ class Listener {
   // In every case what was there before is still there as it was, stale sockets aside.
   static absl::StatusOr<Listener> Create(const ListenerOptions& options);
 
+  // Goes on with a listener that was taken apart. The lock file names this process from here on.
+  static Listener Adopt(ListenerParts parts);
+  // Takes it apart: the socket's file stays, the lock stays taken.
+  ListenerParts Release() &&;
+
   Listener(Listener&& other) noexcept = default;
   Listener& operator=(Listener&& other) noexcept;
   // Removes the socket's file if that is still the one made here, and closes the socket. The lock goes last.
   ~Listener();
 
   int fd() const { return fd_.get(); }
+  int lock_fd() const { return lock_.get(); }
   const std::string& path() const { return path_; }
+  dev_t device() const { return device_; }
+  ino_t inode() const { return inode_; }
 
  private:
   Listener() = default;

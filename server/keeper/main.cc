@@ -1,41 +1,71 @@
-// weightbrokerd: what an operator starts. It takes the broker's flags, and exits with the broker's exit code: 0 after a
-// clean stop, 2 for an invalid configuration, 1 if socket or broker cannot be had, 128 and the signal's number if one
-// killed the broker.
+// weightbrokerd: what an operator starts. Keeps model weights resident and runs the broker that serves them, whose
+// flags it takes: see docs/keeper.md. Exits 0 after a clean stop, 2 for an invalid configuration, 1 if the socket is
+// not to be had, and refuses an upgrade with 3.
+#include <limits.h>
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/log.h"
-#include "common/base/socket.h"
 #include "server/config/config.h"
 #include "server/keeper/keeper.h"
+#include "server/keeper/startup_pages.h"
 
 namespace weightbroker {
 namespace {
 
 constexpr char kProgram[] = "weightbrokerd";
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr int kCannotTakeOver = 3;
 
-int Fail(const absl::Status& status) {
-  fprintf(stderr, "%s: %s\n", kProgram, std::string(status.message()).c_str());
-  return 1;
+// The absolute path by which this program was called, its symlinks as they are.
+std::string FindProgram(const std::string& name) {
+  char folder[PATH_MAX];
+  if (absl::StartsWith(name, "/")) return name;
+  if (absl::StrContains(name, "/")) {
+    return getcwd(folder, sizeof(folder)) != nullptr ? absl::StrCat(folder, "/", name) : name;
+  }
+  const char* path = getenv("PATH");
+  for (const std::string& candidate : std::vector<std::string>(absl::StrSplit(path == nullptr ? "" : path, ':'))) {
+    const std::string program = absl::StrCat(candidate, "/", name);
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return name;
+}
+
+// An earlier upgrade's descriptor is not the next one's.
+std::vector<std::string> ArgumentsToPassOn(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::erase_if(arguments, [](const std::string& argument) { return absl::StartsWith(argument, "--resume_fd="); });
+  return arguments;
 }
 
 int Main(int argc, char** argv) {
-  const auto config = ParseBrokerConfig(argc, argv);
+  auto config = ParseBrokerConfig(argc, argv);
   if (const auto code = AnswerWithoutServing(kProgram, config); code.has_value()) return *code;
-  if (config->listen_fd.has_value()) {
-    fprintf(stderr, "%s: --listen_fd is for the broker: %s makes the socket and passes it on\n", kProgram, kProgram);
-    return 2;
+  if (config->check_resume.has_value()) return *config->check_resume <= kKeeperStateVersion ? 0 : kCannotTakeOver;
+  if (config->listen_fd.has_value() || config->keeper_fd.has_value()) {
+    fprintf(stderr, "%s: --listen_fd and --keeper_fd are for the broker: %s makes both and passes them on\n", kProgram,
+            kProgram);
+    return kUsage;
   }
   SetLogProgram("keeper");
   SetLogLevel(config->log_level);
-  RaiseFdLimit();  // the broker inherits it
-
-  auto keeper = Keeper::Create(*config, std::vector<std::string>(argv + 1, argv + argc));
-  if (!keeper.ok()) return Fail(keeper.status());
-  const auto broker = keeper->Run();
-  if (!broker.ok()) return Fail(broker.status());
-  return broker->shell_code();
+  auto keeper = Keeper::Start(*std::move(config), {FindProgram(argv[0]), ArgumentsToPassOn(argc, argv)});
+  if (!keeper.ok()) {
+    fprintf(stderr, "%s: %s\n", kProgram, std::string(keeper.status().message()).c_str());
+    return kFailed;
+  }
+  ForgetStartupPages();
+  return (*keeper)->Run();
 }
 
 }  // namespace

@@ -38,7 +38,9 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
       Parse({"--socket=/tmp/a.sock", "--socket_mode=0600", "--socket_group=root", "--allowed_uids=7,root",
              "--allowed_gids=8", "--model_roots=m=" + folder.path(), "--memory_limit=2GiB",
              "--metrics_address=127.0.0.1:1234", "--reader_threads=3", "--max_concurrent_loads=5",
-             "--log_level=warning", "--loader_path=/bin/sh", "--broker_path=/bin/sh"});
+             "--log_level=warning", "--loader_path=/bin/sh", "--broker_path=/bin/sh", "--keeper_socket=/tmp/k.sock",
+             "--no_broker", "--broker_ping_interval=20ms", "--broker_ping_timeout=2s", "--broker_start_timeout=1m",
+             "--max_loaders=6", "--keeper_fd=3", "--resume_fd=4", "--check_resume=1"});
 
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->socket, "/tmp/a.sock");
@@ -56,6 +58,15 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->max_concurrent_loads, 5);
   EXPECT_EQ(config->log_level, LogLevel::kWarning);
   EXPECT_EQ(config->loader_path, "/bin/sh");
+  EXPECT_EQ(config->keeper_socket, "/tmp/k.sock");
+  EXPECT_TRUE(config->no_broker);
+  EXPECT_EQ(config->broker_ping_interval, std::chrono::milliseconds(20));
+  EXPECT_EQ(config->broker_ping_timeout, std::chrono::seconds(2));
+  EXPECT_EQ(config->broker_start_timeout, std::chrono::minutes(1));
+  EXPECT_EQ(config->max_loaders, 6);
+  EXPECT_EQ(config->keeper_fd, 3);
+  EXPECT_EQ(config->resume_fd, 4);
+  EXPECT_EQ(config->check_resume, 1);
 }
 
 TEST(BrokerConfig, HasDefaultsInTheStructThatAreThoseOfTheTable) {
@@ -68,6 +79,10 @@ TEST(BrokerConfig, HasDefaultsInTheStructThatAreThoseOfTheTable) {
   EXPECT_EQ(config->reader_threads, plain.reader_threads);
   EXPECT_EQ(config->max_concurrent_loads, plain.max_concurrent_loads);
   EXPECT_EQ(config->log_level, plain.log_level);
+  EXPECT_EQ(config->broker_ping_interval, plain.broker_ping_interval);
+  EXPECT_EQ(config->broker_ping_timeout, plain.broker_ping_timeout);
+  EXPECT_EQ(config->broker_start_timeout, plain.broker_start_timeout);
+  EXPECT_EQ(config->max_loaders, plain.max_loaders);
   EXPECT_EQ(config->metrics_port, 9464);
   EXPECT_THAT(config->loader_path, EndsWith("/tests/weightbroker-loader"));
 }
@@ -106,6 +121,16 @@ TEST(BrokerConfig, RefusesAModelRootGivenTwice) {
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("the name \"m\" is given twice")));
   EXPECT_THAT(Parse({"--socket=/s", "--model_roots=m=" + a.path(), "--model_roots=n=" + a.path() + "/."}),
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("\"n\" and \"m\" are the same folder")));
+}
+
+TEST(BrokerConfig, RefusesToWaitForABrokerThatCouldNotReachTheKeeper) {
+  EXPECT_THAT(Parse({"--socket=/tmp/a.sock", "--no_broker"}),
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("needs --keeper_socket")));
+}
+
+TEST(BrokerConfig, RefusesToPingAllTheTime) {
+  EXPECT_THAT(Parse({"--socket=/tmp/a.sock", "--broker_ping_interval=0ms"}),
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("--broker_ping_interval")));
 }
 
 TEST(BrokerConfig, RefusesNumbersOutOfRange) {

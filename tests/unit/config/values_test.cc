@@ -34,6 +34,22 @@ TEST(ByteCount, RefusesOtherWordsAndWhatOverflows) {
   }
 }
 
+TEST(Duration, HasAUnit) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(*ParseDuration("500ms"), milliseconds(500));
+  EXPECT_EQ(*ParseDuration("5s"), milliseconds(5'000));
+  EXPECT_EQ(*ParseDuration("2m"), milliseconds(120'000));
+  EXPECT_EQ(*ParseDuration("0s"), milliseconds(0));
+}
+
+TEST(Duration, RefusesOtherWordsAndWhatOverflows) {
+  for (const char* text : {"", "5", "s", "-1s", "+1s", "1.5s", "1h", "1 s", "9223372036854775807m"}) {
+    EXPECT_FALSE(ParseDuration(text).ok()) << text;
+  }
+  EXPECT_FALSE(ParsePositiveDuration("0ms").ok());
+  EXPECT_TRUE(ParsePositiveDuration("1ms").ok());
+}
+
 TEST(Mode, IsOctal) {
   EXPECT_EQ(*ParseMode("0660"), 0660u);
   EXPECT_EQ(*ParseMode("777"), 0777u);

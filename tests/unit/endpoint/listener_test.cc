@@ -75,6 +75,33 @@ TEST(Listener, GivesTheSocketToTheGroupAskedFor) {
   EXPECT_EQ(StatOf(folder / "s").st_mode & 07777, 0660u);
 }
 
+TEST(Listener, GoesOnAfterItWasTakenApartWithTheSameSocketAndLock) {
+  TempFolder folder;
+  auto first = Listener::Create({.path = folder / "s"});
+  ASSERT_THAT(first, IsOk());
+  const ino_t inode = StatOf(folder / "s").st_ino;
+  ListenerParts parts = std::move(*first).Release();
+  { Listener ended = *std::move(first); }
+  EXPECT_TRUE(Connect(folder / "s").valid());
+  EXPECT_THAT(Listener::Create({.path = folder / "s"}), StatusIs(Reason::kSocketInUse));
+
+  std::optional<Listener> second = Listener::Adopt(std::move(parts));
+
+  EXPECT_EQ(StatOf(folder / "s").st_ino, inode);
+  EXPECT_TRUE(UniqueFd(accept(second->fd(), nullptr, nullptr)).valid());
+  second.reset();
+  EXPECT_FALSE(Exists(folder / "s"));
+  EXPECT_THAT(Listener::Create({.path = folder / "s"}), IsOk());
+}
+
+TEST(Listener, ReplacesAStalePacketSocketAndListensForPackets) {
+  TempFolder folder;
+  BindPlainly(folder / "s", SOCK_SEQPACKET).reset();
+  auto listener = Listener::Create({.path = folder / "s", .type = SOCK_SEQPACKET});
+  ASSERT_THAT(listener, IsOk());
+  EXPECT_FALSE(Connect(folder / "s").valid());  // a stream is not what it takes
+}
+
 TEST(Listener, IsNotReachableBeforeItsPermissionsAreSet) {
   // A group that cannot be set leaves no socket behind that somebody could have connected to.
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become a user who is in no other group";

@@ -186,6 +186,18 @@ TEST(ChildProcess, LeavesNoProcessAndNoZombieBehind) {
   EXPECT_EQ(errno, ECHILD);
 }
 
+TEST(ChildProcess, LivesOnOnceReleased) {
+  auto child = Spawn({.path = "/bin/sleep", .arguments = {"60"}, .fds = {}});
+  ASSERT_THAT(child, IsOk());
+  const pid_t pid = child->pid();
+  const UniqueFd pidfd = std::move(*child).Release();
+  { ChildProcess ended = *std::move(child); }
+  EXPECT_EQ(waitpid(pid, nullptr, WNOHANG), 0);
+  EXPECT_TRUE(pidfd.valid());
+  kill(pid, SIGKILL);
+  EXPECT_EQ(waitpid(pid, nullptr, 0), pid);
+}
+
 TEST(PathBesideThisProgram, IsInTheSameFolder) {
   auto path = PathBesideThisProgram("spawn_test");
 

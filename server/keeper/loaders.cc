@@ -1,0 +1,61 @@
+#include "server/keeper/loaders.h"
+
+#include <signal.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/socket.h"
+#include "common/base/status_macros.h"
+#include "common/process/spawn.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr int kRequestFd = 3;
+constexpr int kControlFd = 4;
+
+}  // namespace
+
+absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<std::string>& arguments, int request_fd) {
+  if (owners_.size() >= max_loaders_) {
+    return MakeError(Reason::kKeeperRefused,
+                     absl::StrCat(owners_.size(), " loaders are running, which is the most that are allowed"),
+                     {{"limit", absl::StrCat(max_loaders_)}});
+  }
+  ASSIGN_OR_RETURN(SocketPair control, CreateSeqpacketPair());
+  SpawnOptions options;
+  options.path = path_;
+  options.arguments = {absl::StrCat("--request_fd=", kRequestFd), absl::StrCat("--control_fd=", kControlFd)};
+  options.arguments.insert(options.arguments.end(), arguments.begin(), arguments.end());
+  options.fds = {{request_fd, kRequestFd}, {control.second.get(), kControlFd}};
+  ASSIGN_OR_RETURN(ChildProcess child, weightbroker::Spawn(options));
+
+  StartedLoader loader;
+  loader.pid = child.pid();
+  loader.control_socket = std::move(control.first);
+  loader.pidfd = std::move(child).Release();
+  owners_[loader.pid] = owner;
+  return loader;
+}
+
+void Loaders::KillAllOf(int64_t owner) const {
+  for (const auto& [pid, loader_owner] : owners_) {
+    if (loader_owner == owner) kill(pid, SIGKILL);
+  }
+}
+
+void Loaders::KillAll() const {
+  for (const auto& [pid, owner] : owners_) kill(pid, SIGKILL);
+}
+
+std::optional<int64_t> Loaders::OnExited(pid_t pid) {
+  const auto it = owners_.find(pid);
+  if (it == owners_.end()) return std::nullopt;
+  const int64_t owner = it->second;
+  owners_.erase(it);
+  return owner;
+}
+
+}  // namespace weightbroker
