@@ -47,23 +47,33 @@ function(weightbroker_program name)
   endif()
 endfunction()
 
-# weightbroker_static_program(<file name> SOURCES ... PARTS ... DEPS ...)  ->  ${PROJECT_BINARY_DIR}/bin/<file name>
+# weightbroker_static_program(<file name> SOURCES ... PARTS ... DEPS ... [SHARED ...])  ->  ${PROJECT_BINARY_DIR}/bin/<file name>
 # A program that links everything but libc statically: PARTS are our libraries without what they link, all of which DEPS
-# must name (imported targets). Each shared library costs a process resident pages, and a small program may have few.
+# must name (imported targets). Each shared library costs a process resident pages and time to start: a small program may
+# have few of the former, and one that is waited for none of the latter. What SHARED names has no archive on the systems
+# that we know; it comes with libstdc++, which is then shared, too, so that exceptions pass between the two.
 # Where a static library is missing, or under a sanitizer, it links as other programs do.
 function(weightbroker_static_program name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;PARTS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;PARTS;DEPS;SHARED" ${ARGN})
   weightbroker_find_static(libraries missing ${ARG_DEPS})
   if(missing OR WEIGHTBROKER_SANITIZE)
-    list(TRANSFORM ARG_PARTS PREPEND weightbroker::)
+    list(TRANSFORM ARG_PARTS PREPEND weightbroker_)
     weightbroker_program(${name} SOURCES ${ARG_SOURCES} DEPS ${ARG_PARTS})
     return()
   endif()
   foreach(part ${ARG_PARTS})
     list(APPEND ARG_SOURCES $<TARGET_OBJECTS:weightbroker_${part}>)
   endforeach()
-  weightbroker_program(${name} SOURCES ${ARG_SOURCES} DEPS -Wl,--start-group ${libraries} -Wl,--end-group Threads::Threads)
-  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections)
+  weightbroker_program(${name} SOURCES ${ARG_SOURCES}
+    DEPS -Wl,--start-group ${libraries} -Wl,--end-group ${ARG_SHARED} Threads::Threads ${CMAKE_DL_LIBS})
+  foreach(part ${ARG_PARTS})
+    add_dependencies(${name} weightbroker_${part})
+    target_include_directories(${name} SYSTEM PRIVATE $<TARGET_PROPERTY:weightbroker_${part},INTERFACE_INCLUDE_DIRECTORIES>)
+  endforeach()
+  target_link_options(${name} PRIVATE -Wl,--gc-sections)
+  if(NOT ARG_SHARED)
+    target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc)
+  endif()
 endfunction()
 
 # The static libraries of imported targets and of all that they link, and those of them that are not there.
@@ -71,6 +81,15 @@ function(weightbroker_find_static libraries_out missing_out)
   set(open ${ARGN})
   while(open)
     list(POP_FRONT open dep)
+    if(dep MATCHES "^-l(re2)$")  # the one that pkg-config found
+      find_library(WEIGHTBROKER_ARCHIVE_${CMAKE_MATCH_1} lib${CMAKE_MATCH_1}.a)
+      mark_as_advanced(WEIGHTBROKER_ARCHIVE_${CMAKE_MATCH_1})
+      if(WEIGHTBROKER_ARCHIVE_${CMAKE_MATCH_1})
+        list(APPEND libraries ${WEIGHTBROKER_ARCHIVE_${CMAKE_MATCH_1}})
+      else()
+        list(APPEND missing ${dep})
+      endif()
+    endif()
     if(NOT TARGET ${dep} OR dep IN_LIST seen)
       continue()
     endif()

@@ -29,6 +29,9 @@ struct FileIdentity {
 struct CheckpointIdentity {
   std::string folder;               // absolute, symbolic links resolved
   std::vector<FileIdentity> files;  // sorted by name: config, index, side files, shards
+  // The folder's own, from before its files were read, for whoever wants to see whether one has come or gone. Set by
+  // those that need it: ReadCheckpointIdentity leaves it alone.
+  FileStat folder_stat = {};
 };
 
 // Reads it. Fails as FindCheckpointFiles does, as ReadSafetensorsHeader does for a header that cannot be hashed, and

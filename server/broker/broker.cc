@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
@@ -25,6 +26,11 @@ namespace {
 constexpr int kMaxRequestBytes = 1 << 20;
 // Health asks which pages a slab would get; every slab worth the name is at least this long.
 constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
+// For what has been said last to be written. gRPC waits for connections whose clients do not look at them, too, and for
+// those there is nothing to wait for.
+constexpr std::chrono::milliseconds kLastWords(50);
+// Its thread never blocks; a machine that has not let it run for so long is at its end in other ways.
+constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
@@ -43,13 +49,15 @@ struct Broker::Parts {
         identities(rooted_files, *options.file_system),
         registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
                                    .host_memory = options.host_memory,
-                                   .clock = options.clock})),
+                                   .clock = options.clock,
+                                   .vault = options.vault})),
         metrics(options.version, [this] { return ReadGauges(); }),
         health_facts(*options.clock, [this] { return ReadFacts(); }),
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .vault = options.vault,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         context(MakeContext()),
@@ -66,9 +74,11 @@ struct Broker::Parts {
             .metrics = &metrics,
             .workers = &workers,
             .health_facts = &health_facts,
+            .live_calls = &live_calls,
             .clock = options.clock,
             .version = options.version,
             .memory_limit_bytes = options.memory_limit_bytes,
+            .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
             .find_peer = [this](const std::string& grpc_peer) { return FindPeer(grpc_peer); }};
@@ -113,7 +123,10 @@ struct Broker::Parts {
     metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
   }
 
+  void AdoptWhatWasKept();
+  absl::Status AdoptSet(Adoption::Set kept);
   absl::Status Serve(int listen_fd);
+  bool IsAlive();
   void Shutdown();
 
   const BrokerOptions options;
@@ -125,6 +138,7 @@ struct Broker::Parts {
   std::atomic<PeerTable*> peers{nullptr};  // the endpoint's
   Metrics metrics;
   HealthFacts health_facts;
+  LiveCalls live_calls;
   LoadManager loads;
   WorkerPool workers;
   const ServiceContext context;
@@ -134,7 +148,58 @@ struct Broker::Parts {
   int metrics_port = 0;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Endpoint> endpoint;
+
+  Mutex alive_mutex;  // held while the endpoint is asked
+  bool shut_down ABSL_GUARDED_BY(alive_mutex) = false;
 };
+
+// Before anybody can call: no call sees a set missing that is there.
+void Broker::Parts::AdoptWhatWasKept() {
+  Adoption kept = options.vault->TakeAdoption();
+  metrics.CountAdoptions(AdoptionResult::kDropped, kept.dropped_entries);
+  registry->AdoptGenerations(kept.generations);
+  for (Adoption::Set& set : kept.sets) {
+    const std::string fingerprint = set.request.fingerprint.hash;
+    const size_t rank_count = set.shards.size();
+    const absl::Status adopted = AdoptSet(std::move(set));
+    metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
+    if (adopted.ok()) continue;
+    Log(LogLevel::kError, "adoption.refused",
+        {{"fingerprint", fingerprint},
+         {"reason", GetErrorDetails(adopted).reason},
+         {"message", std::string(adopted.message())}});
+    for (size_t rank = 0; rank < rank_count; ++rank) {
+      options.vault->Forget(fingerprint, static_cast<int32_t>(rank)).IgnoreError();
+    }
+  }
+  for (Adoption::Load& load : kept.loads) {
+    const std::string fingerprint = load.request.fingerprint.hash;
+    const absl::StatusOr<WeightSetRef> resumed = loads.Resume(std::move(load));
+    metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
+    if (resumed.ok()) continue;
+    Log(LogLevel::kError, "load.not_resumed",
+        {{"fingerprint", fingerprint},
+         {"reason", GetErrorDetails(resumed.status()).reason},
+         {"message", std::string(resumed.status().message())}});
+  }
+}
+
+absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
+  const std::string& model = kept.request.spec.model();
+  RETURN_IF_ERROR(resolver.CheckInside(model, model));  // the roots may be others than they were
+  ASSIGN_OR_RETURN(const WeightSetRef set, registry->Adopt(std::move(kept)));
+  // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
+  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(), HostDeviceFacts());
+  if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
+  const v1::WeightSet described = registry->Describe(set);
+  LogFields fields = {{"fingerprint", described.fingerprint()}, {"generation", absl::StrCat(described.generation())}};
+  for (const v1::Shard& shard : described.shards()) {
+    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
+    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
+  }
+  Log(LogLevel::kInfo, "weights.adopted", fields);
+  return absl::OkStatus();
+}
 
 absl::Status Broker::Parts::Serve(int listen_fd) {
   if (options.metrics_port.has_value()) {
@@ -164,18 +229,29 @@ absl::Status Broker::Parts::Serve(int listen_fd) {
   return absl::OkStatus();
 }
 
+bool Broker::Parts::IsAlive() {
+  (void)registry->Totals();
+  MutexLock lock(alive_mutex);
+  return shut_down || endpoint->Responds(kEndpointPatience);
+}
+
 void Broker::Parts::Shutdown() {
+  {
+    MutexLock lock(alive_mutex);
+    shut_down = true;
+  }
   if (endpoint != nullptr) endpoint->Stop();
-  registry->BeginDrain();  // exports get their event and end; watchers see it
-  loads.Shutdown();        // loads end, and with them the calls that wait for them
-  // Whoever does not read what is sent is cut off at the deadline.
-  if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + options.shutdown_timeout);
+  registry->BeginDrain();                              // exports get their event and end; watchers see it
+  loads.Shutdown();                                    // loads end, and with them the calls that wait for them
+  live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
+  if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(BrokerOptions options, int listen_fd) {
   ASSIGN_OR_RETURN(ModelResolver resolver, ModelResolver::Create(*options.file_system, options.model_roots));
   auto parts = std::make_unique<Parts>(std::move(options), std::move(resolver));
+  parts->AdoptWhatWasKept();
   RETURN_IF_ERROR(parts->Serve(listen_fd));
   return std::unique_ptr<Broker>(new Broker(std::move(parts)));
 }
@@ -185,6 +261,8 @@ Broker::Broker(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Broker::~Broker() { Shutdown(); }
 
 void Broker::Shutdown() { parts_->Shutdown(); }
+
+bool Broker::IsAlive() { return parts_->IsAlive(); }
 
 int Broker::metrics_port() const { return parts_->metrics_port; }
 

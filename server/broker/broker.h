@@ -21,6 +21,7 @@
 #include "server/broker/clock.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
+#include "server/broker/vault.h"
 #include "server/endpoint/access.h"
 
 namespace weightbroker {
@@ -34,6 +35,7 @@ struct BrokerOptions {
   AccessPolicy access;
   std::string version = "unknown";
   LoaderSpawner* spawner = nullptr;  // must outlive the broker
+  ShardVault* vault = &NoVault();    // must outlive the broker
 
   std::chrono::milliseconds ticket_lifetime{60'000};
   std::chrono::milliseconds handshake_timeout{2000};
@@ -49,8 +51,8 @@ struct BrokerOptions {
 
 class Broker {
  public:
-  // Serves on `listen_fd`, which stays the caller's and must outlive the broker. CONFIGURATION_INVALID for roots that
-  // cannot be used, SYSTEM_ERROR if gRPC or the metrics cannot be started.
+  // Adopts what the vault has and serves on `listen_fd`, which stays the caller's and must outlive the broker.
+  // CONFIGURATION_INVALID for roots that cannot be used, SYSTEM_ERROR if gRPC or the metrics cannot be started.
   static absl::StatusOr<std::unique_ptr<Broker>> Start(BrokerOptions options, int listen_fd);
 
   ~Broker();  // shuts down
@@ -60,6 +62,10 @@ class Broker {
   // Accepts no more, tells every stream and finishes it, ends loads, and returns when all calls are over. Harmless
   // twice.
   void Shutdown();
+
+  // Whether the registry's lock can be had and the endpoint's thread is at work. Waits for both: for the lock without a
+  // limit, so that whoever asks must take too late an answer for a no. True once Shutdown has been called.
+  bool IsAlive();
 
   // Where /metrics is served; 0 if it is not.
   int metrics_port() const;

@@ -33,7 +33,11 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer)
-    : context_(context), method_(method), start_(context.clock->SteadyNow()), peer_(context.find_peer(grpc_peer)) {}
+    : context_(context),
+      method_(method),
+      start_(context.clock->SteadyNow()),
+      peer_(context.find_peer(grpc_peer)),
+      live_(context.live_calls->Begin()) {}
 
 absl::Status CallRecord::CheckCaller() const {
   if (peer_.has_value()) return absl::OkStatus();

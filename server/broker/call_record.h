@@ -6,7 +6,7 @@
 //   reactor->Finish(record.End(status));       // metrics, one log line if it was refused, and gRPC's form of the
 //   status
 //
-// Not thread-safe.
+// As long as it lives the call is one that a broker which ends waits for. Not thread-safe.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -16,6 +16,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/broker/live_calls.h"
 #include "server/broker/metrics.h"
 #include "server/broker/service_context.h"
 
@@ -47,6 +48,7 @@ class CallRecord {
   const RpcMethod method_;
   const std::chrono::steady_clock::time_point start_;
   const std::optional<Peer> peer_;
+  LiveCalls::Hold live_;
   bool observed_ = false;
 };
 

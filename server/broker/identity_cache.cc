@@ -14,13 +14,20 @@ absl::StatusOr<std::shared_ptr<const CheckpointIdentity>> IdentityCache::Get(con
   if (IsCurrent(*entry, folder_stat)) return entry->identity;
   entry->identity = nullptr;
   ASSIGN_OR_RETURN(CheckpointIdentity identity, ReadCheckpointIdentity(reader_, folder));
+  identity.folder_stat = folder_stat;  // of before the files were read
   entry->identity = std::make_shared<const CheckpointIdentity>(std::move(identity));
-  entry->folder_stat = folder_stat;  // of before the files were read
   return entry->identity;
 }
 
+void IdentityCache::Seed(std::shared_ptr<const CheckpointIdentity> identity) {
+  const std::shared_ptr<Entry> entry = FindOrAdd(identity->folder);
+  MutexLock lock(entry->mutex);
+  entry->identity = std::move(identity);
+}
+
 bool IdentityCache::IsCurrent(const Entry& entry, const FileStat& folder_stat) const {
-  return entry.identity != nullptr && entry.folder_stat == folder_stat && CheckUnchanged(stats_, *entry.identity).ok();
+  return entry.identity != nullptr && entry.identity->folder_stat == folder_stat &&
+         CheckUnchanged(stats_, *entry.identity).ok();
 }
 
 std::shared_ptr<IdentityCache::Entry> IdentityCache::FindOrAdd(const std::string& folder) {

@@ -28,12 +28,15 @@ class IdentityCache {
 
   absl::StatusOr<std::shared_ptr<const CheckpointIdentity>> Get(const std::string& folder);
 
+  // Takes over an identity that Get of another process gave, with its folder_stat. It is revalidated like any other.
+  void Seed(std::shared_ptr<const CheckpointIdentity> identity);
+
  private:
   struct Entry {
     Mutex mutex;  // held while the folder is read
+    // Its folder_stat changes when a file comes or goes, which no file's own stat tells.
     std::shared_ptr<const CheckpointIdentity> identity ABSL_GUARDED_BY(mutex);
-    FileStat folder_stat ABSL_GUARDED_BY(mutex);  // changes when a file comes or goes, which no file's own stat tells
-    int64_t last_use = 0;                         // guarded by the cache's mutex
+    int64_t last_use = 0;  // guarded by the cache's mutex
   };
 
   bool IsCurrent(const Entry& entry, const FileStat& folder_stat) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);

@@ -17,10 +17,9 @@ absl::Status ShuttingDown() {
   return MakeError(Reason::kDraining, "the service is shutting down; register again when it is back");
 }
 
-internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const CheckpointIdentity& identity,
-                                      int reader_threads) {
+internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, int reader_threads) {
   internal::v1::LoadRequest request;
-  ToProto(identity, &request);
+  ToProto(set.identity(), &request);
   *request.mutable_spec() = set.spec();
   request.set_fingerprint(set.fingerprint().hash);
   request.set_reader_threads(reader_threads);
@@ -54,20 +53,44 @@ LoadManager::LoadManager(LoadManagerOptions options) : options_(std::move(option
 
 LoadManager::~LoadManager() { Shutdown(); }
 
-absl::StatusOr<WeightSetRef> LoadManager::Load(NewWeightSet request, const CheckpointIdentity& identity) {
+absl::StatusOr<WeightSetRef> LoadManager::Load(NewWeightSet request) { return Begin(std::move(request), 1); }
+
+absl::StatusOr<WeightSetRef> LoadManager::Resume(Adoption::Load load) {
+  const std::string fingerprint = load.request.fingerprint.hash;
+  absl::StatusOr<WeightSetRef> set;
+  if (load.attempt >= options_.max_attempts) {
+    set = MakeError(Reason::kLoaderFailed,
+                    absl::StrCat(load.attempt,
+                                 " brokers have ended while they ran this load: it is given up; see their "
+                                 "log lines, and register again"),
+                    {{"attempts", absl::StrCat(load.attempt)}});
+  } else {
+    set = Begin(std::move(load.request), load.attempt + 1);
+  }
+  if (!set.ok()) options_.vault->ForgetLoad(fingerprint).IgnoreError();
+  return set;
+}
+
+absl::StatusOr<WeightSetRef> LoadManager::Begin(NewWeightSet request, int32_t attempt) {
   JoinFinished();
   RETURN_IF_ERROR(CheckRoom(request.fingerprint.hash));
-  ASSIGN_OR_RETURN(const Registry::Begun begun, options_.registry->Begin(std::move(request)));
+  ASSIGN_OR_RETURN(const Registry::Begun begun, options_.registry->Begin(request));
   if (!begun.is_new) return begun.set;
   auto running = std::make_shared<Running>();
   running->set = begun.set;
-  running->request = MakeRequest(*begun.set, identity, options_.reader_threads);
-  if (const absl::Status started = Start(running); !started.ok()) {
+  running->request = MakeRequest(*begun.set, options_.reader_threads);
+  // Before anybody is told that it is under way.
+  absl::Status started = options_.vault->KeepLoad(request, attempt);
+  if (started.ok()) started = Start(running);
+  if (!started.ok()) {
+    ForgetLoad(running, started);
     options_.registry->Fail(begun.set, started);
     return started;
   }
   Log(LogLevel::kInfo, "load.started",
-      {{"fingerprint", begun.set->fingerprint().hash}, {"model", begun.set->spec().model()}});
+      {{"fingerprint", begun.set->fingerprint().hash},
+       {"model", begun.set->spec().model()},
+       {"attempt", absl::StrCat(attempt)}});
   return begun.set;
 }
 
@@ -99,6 +122,7 @@ absl::Status LoadManager::Start(const RunningRef& running) {
 void LoadManager::Follow(const RunningRef& running) {
   absl::Status result = WaitForTurn(running);
   if (result.ok()) result = RunLoader(running);
+  ForgetLoad(running, result);
   if (!result.ok()) options_.registry->Fail(running->set, result);
   LogEnd(*options_.registry, running->set, result);
   if (options_.on_finished) options_.on_finished(running->set, result);
@@ -106,6 +130,17 @@ void LoadManager::Follow(const RunningRef& running) {
   running->finished = true;
   if (running->loading) --loading_;
   changed_.NotifyAll();
+}
+
+// Before anybody is told that it has ended: the next broker must not start it again then. A load that ends because this
+// broker does is the next one's.
+void LoadManager::ForgetLoad(const RunningRef& running, const absl::Status& result) {
+  if (HasReason(result, Reason::kDraining)) return;
+  const std::string& fingerprint = running->set->fingerprint().hash;
+  const absl::Status forgotten = options_.vault->ForgetLoad(fingerprint);
+  if (forgotten.ok()) return;
+  Log(LogLevel::kWarning, "load.not_forgotten",
+      {{"fingerprint", fingerprint}, {"message", std::string(forgotten.message())}});
 }
 
 absl::Status LoadManager::WaitForTurn(const RunningRef& running) {

@@ -1,7 +1,7 @@
 // Runs the loads: one a fingerprint, each with a loader and a thread that follows it. A load goes on when whoever asked
-// for it leaves.
+// for it leaves, and when this broker ends: the next one starts it again from what the vault kept of it.
 //
-//   ASSIGN_OR_RETURN(WeightSetRef set, loads.Load({spec, environment, fingerprint}, identity));   // starts, or joins
+//   ASSIGN_OR_RETURN(WeightSetRef set, loads.Load({spec, environment, fingerprint, identity}));   // starts, or joins
 //   auto subscription = registry->Subscribe(set, on_change);
 //   ...
 //   loads.Cancel(set, cause);                    // an operator's Unregister with force
@@ -19,10 +19,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
-#include "common/identity/fingerprint.h"
 #include "server/broker/load_session.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/registry.h"
+#include "server/broker/vault.h"
 
 namespace weightbroker {
 
@@ -33,6 +33,8 @@ struct LoadManagerOptions {
   int max_concurrent_loads = 2;      // loaders at once; further loads wait, in ALLOCATING
   int max_waiting_loads = 64;        // beyond that they are refused
   std::chrono::milliseconds heartbeat{250};
+  int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
+  ShardVault* vault = &NoVault();  // must outlive the manager
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };
@@ -45,13 +47,17 @@ class LoadManager {
   LoadManager& operator=(const LoadManager&) = delete;
 
   // The set with the request's fingerprint: resident, being loaded by somebody's request, or loaded for this one from
-  // now on. Never waits for the load. Fails as Registry::Begin does, and with TOO_MANY_REQUESTS.
-  absl::StatusOr<WeightSetRef> Load(NewWeightSet request, const CheckpointIdentity& identity);
+  // now on. Never waits for the load. Fails as Registry::Begin and ShardVault::KeepLoad do, and with TOO_MANY_REQUESTS.
+  absl::StatusOr<WeightSetRef> Load(NewWeightSet request);
+
+  // The same for a load that another broker had begun. One that has been begun too often is given up, with
+  // LOADER_FAILED.
+  absl::StatusOr<WeightSetRef> Resume(Adoption::Load load);
 
   // Ends the load of `set` with `cause` and waits until its memory is back. Does nothing if none is under way.
   void Cancel(const WeightSetRef& set, const absl::Status& cause);
 
-  // Starts no more loads, ends those under way with DRAINING and waits for them.
+  // Starts no more loads, ends those under way with DRAINING and waits for them. The vault keeps them.
   void Shutdown();
 
  private:
@@ -66,9 +72,11 @@ class LoadManager {
   };
   using RunningRef = std::shared_ptr<Running>;
 
+  absl::StatusOr<WeightSetRef> Begin(NewWeightSet request, int32_t attempt);
   absl::Status CheckRoom(const std::string& fingerprint);
   absl::Status Start(const RunningRef& running);
   void Follow(const RunningRef& running);
+  void ForgetLoad(const RunningRef& running, const absl::Status& result);
   absl::Status WaitForTurn(const RunningRef& running);
   absl::Status RunLoader(const RunningRef& running);
   void RequestCancel(const RunningRef& running, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

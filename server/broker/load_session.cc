@@ -1,67 +1,22 @@
 #include "server/broker/load_session.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/identity/sha256.h"
-#include "common/memory/host_slab.h"
 
 namespace weightbroker {
 namespace {
 
 using internal::v1::LoadEvent;
 
-// What a manifest may take in the broker's own memory; 60,000 tensors take 5 MB.
-constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 // How long a loader that has said its last word may take to leave.
 constexpr std::chrono::milliseconds kExitGrace(2000);
 
 absl::Status Distrust(const std::string& what) {
   return MakeError(Reason::kProtocolError, absl::StrCat("the loader ", what));
-}
-
-absl::StatusOr<std::string> ReadAll(int fd, int64_t size_bytes) {
-  std::string bytes(static_cast<size_t>(size_bytes), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError("reading the loader's manifest", errno);
-    if (n == 0) return Distrust("handed over a manifest that ends early");
-    done += static_cast<size_t>(n);
-  }
-  return bytes;
-}
-
-// Checks the slabs against what the kernel says of their descriptors, and adds up their sizes.
-absl::StatusOr<int64_t> CheckSlabs(const internal::v1::LoadSealed& sealed, const std::vector<UniqueFd>& fds) {
-  int64_t total_bytes = 0;
-  for (int i = 0; i < sealed.slabs_size(); ++i) {
-    const v1::Slab& slab = sealed.slabs(i);
-    if (slab.handle_kind() != v1::HANDLE_KIND_HOST_MEMFD) {
-      return Distrust(absl::StrCat("handed over slab ", i, " as ", HandleKindName(slab.handle_kind())));
-    }
-    RETURN_IF_ERROR(CheckSealedMemfd(fds[static_cast<size_t>(i)].get(), slab.size_bytes()));
-    total_bytes += slab.size_bytes();
-  }
-  return total_bytes;
-}
-
-absl::StatusOr<std::shared_ptr<const Manifest>> ReadManifest(const internal::v1::LoadSealed& sealed, int fd) {
-  if (sealed.manifest_bytes() < 0 || sealed.manifest_bytes() > kMaxManifestBytes) {
-    return Distrust(absl::StrCat("announced a manifest of ", sealed.manifest_bytes(), " bytes; at most ",
-                                 kMaxManifestBytes, " are taken"));
-  }
-  ASSIGN_OR_RETURN(std::string bytes, ReadAll(fd, sealed.manifest_bytes()));
-  if (Sha256Bytes(bytes) != sealed.manifest_sha256())
-    return Distrust("handed over a manifest with another SHA-256 than it said");
-  return Manifest::Create(std::move(bytes), {sealed.slabs().begin(), sealed.slabs().end()}, sealed.tensor_count());
 }
 
 }  // namespace
@@ -154,12 +109,14 @@ absl::Status LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::
   if (sealed.tensor_count() != plan_.tensor_count) {
     return Distrust(absl::StrCat("planned ", plan_.tensor_count, " tensors and handed over ", sealed.tensor_count()));
   }
-  const UniqueFd manifest_fd = std::move(fds.back());
+  UniqueFd manifest_fd = std::move(fds.back());
   fds.pop_back();
   auto shard = std::make_shared<Shard>();
-  ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(sealed, fds));
-  ASSIGN_OR_RETURN(shard->manifest, ReadManifest(sealed, manifest_fd.get()));
   shard->slabs = {sealed.slabs().begin(), sealed.slabs().end()};
+  ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(shard->slabs, fds));
+  ASSIGN_OR_RETURN(shard->manifest,
+                   Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},
+                                        shard->slabs, sealed.tensor_count()));
   shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
   shard->tensor_count = sealed.tensor_count();
   return registry_->MakeResident(set_, {std::move(shard)}, sealed.read_bytes());

@@ -1,9 +1,11 @@
 // weightbroker-broker: serves gRPC and descriptors on one Unix socket. The first SIGTERM or SIGINT drains and exits 0,
-// the second exits at once.
+// the second exits at once. With a keeper, what is resident outlives it; without one it listens by itself and keeps
+// nothing. If the keeper goes it drains and exits 1: nobody would keep what it makes resident from then on.
 
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -15,11 +17,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
 #include "server/broker/broker.h"
+#include "server/broker/keeper_loader_spawner.h"
+#include "server/broker/keeper_vault.h"
 #include "server/broker/loader_spawner.h"
 #include "server/config/config.h"
 #include "server/endpoint/listener.h"
@@ -54,7 +61,51 @@ std::string WaitForSignal() {
   return number == SIGINT ? "SIGINT" : "SIGTERM";
 }
 
-BrokerOptions MakeOptions(const BrokerConfig& config, LoaderSpawner* spawner) {
+// Lets the keeper's thread ask a broker that may not be there yet, or any more.
+class AliveProbe {
+ public:
+  // While this lives, the broker is asked.
+  class Scope {
+   public:
+    Scope(AliveProbe* probe, Broker* broker) : probe_(probe) { probe_->Set(broker); }
+    ~Scope() { probe_->Set(nullptr); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    AliveProbe* const probe_;
+  };
+
+  bool Ask() {
+    MutexLock lock(mutex_);
+    return broker_ == nullptr || broker_->IsAlive();
+  }
+
+ private:
+  void Set(Broker* broker) {
+    MutexLock lock(mutex_);
+    broker_ = broker;
+  }
+
+  Mutex mutex_;
+  Broker* broker_ ABSL_GUARDED_BY(mutex_) = nullptr;
+};
+
+// What the broker needs of the world around it, which is the keeper's or its own. Goes after the broker.
+struct Surroundings {
+  AliveProbe alive;
+  std::atomic<bool> keeper_lost{false};
+  std::optional<Listener> own_listener;
+  UniqueFd inherited_listener;
+  int listen_fd = -1;
+  std::unique_ptr<LoaderSpawner> spawner;
+  std::unique_ptr<KeeperVault> keeper_vault;
+  std::unique_ptr<KeeperClient> keeper;  // first to go: its threads use what stands above
+
+  ShardVault* vault() const { return keeper_vault != nullptr ? keeper_vault.get() : &NoVault(); }
+};
+
+BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
@@ -63,60 +114,74 @@ BrokerOptions MakeOptions(const BrokerConfig& config, LoaderSpawner* spawner) {
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};
   options.version = WEIGHTBROKER_VERSION;
-  options.spawner = spawner;
+  options.spawner = around.spawner.get();
+  options.vault = around.vault();
   return options;
 }
 
-// The connection to weightbrokerd, if it started this process or is said to be at a socket; otherwise null.
-absl::StatusOr<std::unique_ptr<KeeperClient>> ConnectToKeeper(const BrokerConfig& config) {
+bool HasKeeper(const BrokerConfig& config) { return config.keeper_fd.has_value() || !config.keeper_socket.empty(); }
+
+absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
+  auto spawner = std::make_unique<KeeperLoaderSpawner>();
   KeeperClientOptions options;
-  // Without its keeper a broker must end: nobody would keep what it makes resident.
-  options.on_disconnected = [] { kill(getpid(), SIGTERM); };
-  if (config.keeper_fd.has_value()) return KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options);
-  if (!config.keeper_socket.empty()) return KeeperClient::FromPath(config.keeper_socket, options);
-  return nullptr;
+  options.alive = [around] { return around->alive.Ask(); };
+  options.on_exited = [loaders = spawner.get()](pid_t pid, int status) { loaders->OnExited(pid, status); };
+  options.on_disconnected = [around] {
+    around->keeper_lost = true;
+    kill(getpid(), SIGTERM);
+  };
+  auto keeper = config.keeper_fd.has_value() ? KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options)
+                                             : KeeperClient::FromPath(config.keeper_socket, options);
+  if (!keeper.ok()) return keeper.status();
+  spawner->Start([client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
+    return client->SpawnLoader(arguments, request_fd);
+  });
+  KeeperInheritance inheritance = (*keeper)->TakeInheritance();
+  around->inherited_listener = std::move(inheritance.listening_socket);
+  around->listen_fd = around->inherited_listener.get();
+  around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance.entries));
+  around->spawner = std::move(spawner);
+  around->keeper = *std::move(keeper);
+  return absl::OkStatus();
 }
 
-// Forgets what the broker before this one wrote down.
-absl::Status DropAll(const std::vector<KeeperEntry>& entries, KeeperClient& keeper) {
-  for (const KeeperEntry& entry : entries) {
-    Log(LogLevel::kWarning, "broker.entry_dropped", {{"key", entry.key}});
-    RETURN_IF_ERROR(keeper.Drop(entry.key));
+absl::Status StandAlone(const BrokerConfig& config, Surroundings* around) {
+  around->spawner = NewProcessLoaderSpawner(config.loader_path);
+  if (config.listen_fd.has_value()) {  // it belongs to whoever started this process
+    around->listen_fd = *config.listen_fd;
+    return absl::OkStatus();
   }
+  ASSIGN_OR_RETURN(around->own_listener, Listener::Create({.path = config.socket,
+                                                           .mode = config.socket_mode,
+                                                           .group = config.socket_group,
+                                                           .create_folder = config.create_socket_folder}));
+  around->listen_fd = around->own_listener->fd();
   return absl::OkStatus();
 }
 
 absl::Status Serve(const BrokerConfig& config) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<KeeperClient> keeper, ConnectToKeeper(config));
-  KeeperInheritance inheritance = keeper != nullptr ? keeper->TakeInheritance() : KeeperInheritance();
-  std::optional<Listener> listener;  // an inherited socket belongs to whoever started this process
-  int listen_fd =
-      inheritance.listening_socket.valid() ? inheritance.listening_socket.get() : config.listen_fd.value_or(-1);
-  if (listen_fd < 0) {
-    ASSIGN_OR_RETURN(listener, Listener::Create({.path = config.socket,
-                                                 .mode = config.socket_mode,
-                                                 .group = config.socket_group,
-                                                 .create_folder = config.create_socket_folder}));
-    listen_fd = listener->fd();
-  }
-  if (keeper != nullptr) RETURN_IF_ERROR(DropAll(inheritance.entries, *keeper));
-  inheritance.entries.clear();
-  const auto spawner = NewProcessLoaderSpawner(config.loader_path);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, spawner.get()), listen_fd));
-  if (keeper != nullptr) RETURN_IF_ERROR(keeper->Ready());
+  Surroundings around;
+  RETURN_IF_ERROR(HasKeeper(config) ? JoinKeeper(config, &around) : StandAlone(config, &around));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, around), around.listen_fd));
+  const AliveProbe::Scope asked(&around.alive, broker.get());
+  if (around.keeper != nullptr) RETURN_IF_ERROR(around.keeper->Ready());
   Log(LogLevel::kInfo, "broker.ready",
       {{"socket", config.socket},
        {"version", WEIGHTBROKER_VERSION},
+       {"keeper", around.keeper != nullptr ? "true" : "false"},
        {"metrics", config.metrics_port.has_value() ? absl::StrCat("127.0.0.1:", broker->metrics_port()) : "none"},
        {"model_roots", absl::StrCat(config.model_roots.size())}});
-  Log(LogLevel::kInfo, "broker.draining", {{"signal", WaitForSignal()}});
+  const std::string signal = WaitForSignal();
+  Log(LogLevel::kInfo, "broker.draining", {{"cause", around.keeper_lost ? "the keeper has gone" : signal}});
   // Not joined: it waits for a signal that need not come.
   std::thread([] {
     Log(LogLevel::kWarning, "broker.killed", {{"signal", WaitForSignal()}});
     _exit(kExitKilled);
   }).detach();
   broker->Shutdown();
-  return absl::OkStatus();
+  if (!around.keeper_lost) return absl::OkStatus();
+  return MakeError(Reason::kServiceUnavailable,
+                   "the keeper has gone: engines go on with what they have mapped; start the service anew");
 }
 
 int Run(const BrokerConfig& config) {

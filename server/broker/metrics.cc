@@ -1,5 +1,6 @@
 #include "server/broker/metrics.h"
 
+#include <netinet/in.h>
 #include <prometheus/collectable.h>
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
@@ -8,14 +9,18 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/strings.h"
+#include "common/base/unique_fd.h"
 #include "server/endpoint/acceptor.h"
 
 namespace weightbroker {
@@ -23,6 +28,7 @@ namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
     "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
+constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
                                                    refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
                                                    refusal::kTicketInvalid,    refusal::kReplyTimeout};
@@ -41,6 +47,17 @@ const prometheus::Histogram::BucketBoundaries kLoadBuckets = {0.1, 0.5, 1, 2.5, 
 template <typename Range>
 bool Contains(const Range& range, std::string_view value) {
   return std::find(std::begin(range), std::end(range), value) != std::end(range);
+}
+
+// And leaves again. Best effort.
+void ConnectTo(int port) {
+  const UniqueFd connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  [[maybe_unused]] const int result =
+      connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
 }
 
 const MetricInfo& Info(MetricId id) { return MetricTable()[static_cast<size_t>(id)]; }
@@ -121,6 +138,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     : registry_(std::make_shared<prometheus::Registry>()),
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
+      adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
@@ -139,11 +157,26 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   }
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
+  for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   for (const char* result : {"granted", "looked", "refused"}) exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
 
-Metrics::~Metrics() = default;
+// The listener's thread looks every two seconds only whether it is to end, unless somebody connects. A broker that is
+// replaced must not keep its successor waiting for that.
+Metrics::~Metrics() {
+  if (exposer_ == nullptr) return;
+  std::atomic<bool> ended{false};
+  std::thread ending([&] {
+    exposer_ = nullptr;
+    ended = true;
+  });
+  while (!ended) {
+    ConnectTo(port_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  ending.join();
+}
 
 Metrics::Counters& Metrics::AddCounters(MetricId id) {
   return prometheus::BuildCounter()
@@ -156,6 +189,10 @@ void Metrics::CountLoad(LoadResult result, double seconds) {
   constexpr const char* kNames[] = {"resident", "failed", "cancelled"};
   loads_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
   if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountAdoptions(AdoptionResult result, int count) {
+  adoptions_.Add({{"result", kAdoptionResults[static_cast<size_t>(result)]}}).Increment(count);
 }
 
 void Metrics::CountExport(ExportResult result) {
@@ -197,7 +234,8 @@ absl::StatusOr<int> Metrics::Serve(int port) {
     exposer_ = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/2);
     exposer_->RegisterCollectable(registry_);
     exposer_->RegisterCollectable(gauges_);
-    return exposer_->GetListeningPorts().at(0);
+    port_ = exposer_->GetListeningPorts().at(0);
+    return port_;
   } catch (const std::exception& error) {
     exposer_ = nullptr;
     return MakeError(Reason::kSystemError,

@@ -54,6 +54,8 @@ struct MetricInfo {
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
     "Loads that have ended: resident, failed, cancelled.")                                                          \
+  X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
+    "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
@@ -92,6 +94,7 @@ inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
 enum class LoadResult { kResident, kFailed, kCancelled };
+enum class AdoptionResult { kAdopted, kRestarted, kDropped };
 enum class ExportResult { kGranted, kLooked, kRefused };
 
 // What is read at the moment of a scrape.
@@ -116,6 +119,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountAdoptions(AdoptionResult result, int count);
   void CountExport(ExportResult result);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
@@ -138,6 +142,7 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& adoptions_;
   Counters& exports_;
   Counters& refusals_;
   Counters& mismatches_;
@@ -148,6 +153,7 @@ class Metrics {
   // Found once and kept: looking a series up by its labels costs more than the rest of a Health call's accounting.
   std::array<std::array<std::atomic<prometheus::Counter*>, kStatusCodeCount>, kRpcMethodCount> rpc_counters_ = {};
   std::unique_ptr<prometheus::Exposer> exposer_;
+  int port_ = 0;  // the exposer's
 };
 
 }  // namespace weightbroker

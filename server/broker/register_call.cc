@@ -83,9 +83,8 @@ void RegisterCall::Run() {
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  ASSIGN_OR_RETURN(
-      WeightSetRef set,
-      context_.loads->Load({resolved.spec, resolved.environment, std::move(resolved.fingerprint)}, *resolved.identity));
+  ASSIGN_OR_RETURN(WeightSetRef set, context_.loads->Load({resolved.spec, resolved.environment,
+                                                           std::move(resolved.fingerprint), resolved.identity}));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},

@@ -8,20 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "server/broker/registry_internal.h"
 
 namespace weightbroker {
-namespace {
-
-constexpr size_t kMinPrefixDigits = 8;
-constexpr size_t kFingerprintDigits = 64;
+namespace registry_internal {
 
 void Call(const std::vector<std::function<void()>>& callbacks) {
   for (const auto& callback : callbacks) callback();
-}
-
-bool IsFingerprintPrefix(const std::string& text) {
-  return text.size() >= kMinPrefixDigits && text.size() <= kFingerprintDigits &&
-         text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 bool HasEnded(v1::WeightSetState state) {
@@ -31,10 +24,6 @@ bool HasEnded(v1::WeightSetState state) {
 bool IsLoading(v1::WeightSetState state) {
   return state == v1::WEIGHT_SET_STATE_ALLOCATING || state == v1::WEIGHT_SET_STATE_LOADING ||
          state == v1::WEIGHT_SET_STATE_VERIFYING;
-}
-
-absl::Status DrainingError() {
-  return MakeError(Reason::kDraining, "the service is shutting down; connect again when it is back");
 }
 
 absl::Status IllegalMove(const WeightSetEntry& set, v1::WeightSetState from, v1::WeightSetState to) {
@@ -53,6 +42,24 @@ absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& v
        {"state", StateName(view.state)},
        {"done_bytes", absl::StrCat(view.done_bytes)},
        {"total_bytes", absl::StrCat(view.total_bytes)}});
+}
+
+}  // namespace registry_internal
+
+using namespace registry_internal;  // NOLINT(google-build-using-namespace): the registry's own
+
+namespace {
+
+constexpr size_t kMinPrefixDigits = 8;
+constexpr size_t kFingerprintDigits = 64;
+
+bool IsFingerprintPrefix(const std::string& text) {
+  return text.size() >= kMinPrefixDigits && text.size() <= kFingerprintDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+absl::Status DrainingError() {
+  return MakeError(Reason::kDraining, "the service is shutting down; connect again when it is back");
 }
 
 absl::Status NotResidentError(const WeightSetEntry& set, const WeightSetView& view) {
@@ -121,9 +128,8 @@ absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
       return Begun{*same, false};
     }
     begun = {std::make_shared<WeightSetEntry>(std::move(request)), true};
-    const auto last = generations_.find(begun.set->fingerprint().hash);
-    begun.set->generation_ = last == generations_.end() ? 0 : last->second;
-    begun.set->register_time_ = options_.clock->WallNow();
+    begun.set->residency_.generation = LastGeneration(begun.set->fingerprint().hash);
+    begun.set->residency_.register_time = options_.clock->WallNow();
     begun.set->register_steady_ = options_.clock->SteadyNow();
     sets_.push_back(begun.set);
     CollectObservers(*begun.set, &callbacks);
@@ -204,49 +210,6 @@ void Registry::ReportAlive(const WeightSetRef& set) {
     for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
   }
   Call(callbacks);
-}
-
-absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
-                                    int64_t read_bytes) {
-  int64_t size_bytes = 0;
-  int64_t slack_bytes = 0;  // a slab is rounded up to its pages, whose size only its maker knows beforehand
-  for (const auto& shard : shards) {
-    size_bytes += shard->size_bytes;
-    slack_bytes += static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
-  }
-  Callbacks callbacks;
-  {
-    MutexLock lock(mutex_);
-    if (HasEnded(set->state_)) {
-      return MakeError(Reason::kCancelled,
-                       absl::StrCat("weight set ", set->fingerprint().hash, " ended while it was loaded"));
-    }
-    if (set->state_ == v1::WEIGHT_SET_STATE_LOADING) Move(*set, v1::WEIGHT_SET_STATE_VERIFYING, &callbacks);
-    if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_RESIDENT)) {
-      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_RESIDENT);
-    }
-    if (shards.empty() || size_bytes > set->reserved_bytes_ + slack_bytes) {
-      return MakeError(Reason::kProtocolError,
-                       absl::StrCat("the loader was granted ", set->reserved_bytes_, " bytes and handed over ",
-                                    size_bytes, " in ", shards.size(), " shards"));
-    }
-    reserved_bytes_ += size_bytes - std::exchange(set->reserved_bytes_, size_bytes);
-    set->lease_counts_.assign(shards.size(), 0);
-    set->shards_ = std::move(shards);
-    set->read_bytes_ = read_bytes;
-    set->done_bytes_ = set->plan_.read_bytes;
-    set->generation_ = ++generations_[set->fingerprint().hash];
-    set->resident_time_ = options_.clock->WallNow();
-    set->load_seconds_ = std::chrono::duration<double>(options_.clock->SteadyNow() - set->register_steady_).count();
-    Move(*set, v1::WEIGHT_SET_STATE_RESIDENT, &callbacks);
-    // A load that ended while the service drains is released at once: nobody may take a lease on it any more.
-    if (draining_) {
-      Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
-      FinishRelease(set, &callbacks);
-    }
-  }
-  Call(callbacks);
-  return absl::OkStatus();
 }
 
 void Registry::Fail(const WeightSetRef& set, const absl::Status& cause) {
@@ -338,7 +301,7 @@ absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, c
   Lease lease;
   lease.registry_ = shared_from_this();
   lease.id_ = ++last_lease_id_;
-  lease.generation_ = set->generation_;
+  lease.generation_ = set->residency_.generation;
   lease.set_ = set;
   lease.shard_ = std::move(shard);
   leases_[lease.id_] = {set, static_cast<size_t>(rank), std::move(on_ended)};
@@ -367,51 +330,6 @@ void Registry::DropLease(int64_t id) {
     if (draining && CountLeases(set) == 0) FinishRelease(record.set, &callbacks);
   }
   Call(callbacks);
-}
-
-absl::StatusOr<Registry::Released> Registry::Release(const WeightSetRef& set) {
-  Callbacks callbacks;
-  absl::StatusOr<Released> released;
-  {
-    MutexLock lock(mutex_);
-    if (const int leases = CountLeases(*set); leases > 0) {
-      return MakeError(Reason::kLeased,
-                       absl::StrCat("weight set ", set->fingerprint().hash, " has ", leases,
-                                    " leases: stop the engines that hold them, or use force"),
-                       {{"fingerprint", set->fingerprint().hash}, {"lease_count", absl::StrCat(leases)}});
-    }
-    released = ReleaseLocked(set, &callbacks);
-  }
-  Call(callbacks);
-  return released;
-}
-
-absl::StatusOr<Registry::Released> Registry::ReleaseByForce(const WeightSetRef& set) {
-  Callbacks callbacks;
-  absl::StatusOr<Released> released;
-  {
-    MutexLock lock(mutex_);
-    released = ReleaseLocked(set, &callbacks);
-  }
-  Call(callbacks);
-  return released;
-}
-
-absl::StatusOr<Registry::Released> Registry::ReleaseLocked(const WeightSetRef& set, Callbacks* callbacks) {
-  if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
-  Released released;
-  if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, callbacks);
-  if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) {  // failed, or released meanwhile by somebody else
-    released.set = DescribeLocked(*set);
-    Forget(set);
-    return released;
-  }
-  released.ended_leases =
-      EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", callbacks);
-  released.set = DescribeLocked(*set);
-  FinishRelease(set, callbacks);
-  released.set.set_state(set->state_);
-  return released;
 }
 
 int Registry::EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks) {

@@ -27,15 +27,11 @@
 #include "common/memory/host_memory.h"
 #include "server/broker/clock.h"
 #include "server/broker/shard.h"
+#include "server/broker/vault.h"
+#include "server/broker/weight_set.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
-
-struct NewWeightSet {
-  v1::WeightSpec spec;  // completed, the model as a resolved absolute path
-  v1::Environment environment;
-  Fingerprint fingerprint;
-};
 
 // What a loader says it will need.
 struct MemoryPlan {
@@ -53,6 +49,8 @@ class WeightSetEntry {
   const v1::WeightSpec& spec() const { return request_.spec; }
   const v1::Environment& environment() const { return request_.environment; }
   const Fingerprint& fingerprint() const { return request_.fingerprint; }
+  const CheckpointIdentity& identity() const { return *request_.identity; }
+  const std::shared_ptr<const CheckpointIdentity>& shared_identity() const { return request_.identity; }
 
  private:
   friend class Registry;
@@ -61,20 +59,18 @@ class WeightSetEntry {
 
   // Guarded by the registry's mutex from here on.
   // ALLOCATING → LOADING → VERIFYING → RESIDENT → DRAINING → RELEASED; the first four → FAILED. See Registry::CanMove.
+  // A set that was adopted begins in RESIDENT.
   v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
-  int64_t generation_ = 0;
   MemoryPlan plan_;             // what has been granted; zeros before
   int64_t reserved_bytes_ = 0;  // counted in Registry::reserved_bytes_
   int64_t done_bytes_ = 0;
-  int64_t read_bytes_ = 0;
   absl::Status failure_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank; while RESIDENT or DRAINING
   std::vector<int> lease_counts_;                     // by rank; RELEASED only when all are 0
-  std::chrono::system_clock::time_point register_time_;
-  std::chrono::system_clock::time_point resident_time_;
+  Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
+  std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
   std::chrono::steady_clock::time_point granted_steady_;
-  double load_seconds_ = 0;
   std::map<int64_t, std::function<void()>> observers_;  // by subscription id
 };
 using WeightSetRef = std::shared_ptr<WeightSetEntry>;
@@ -152,6 +148,8 @@ struct RegistryOptions {
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
   const Clock* clock = &RealClock();  // must outlive the registry
   size_t max_failed_sets = 32;        // older ones are forgotten
+  size_t max_generations = 1024;      // of fingerprints without a set; those not resident for longest are forgotten
+  ShardVault* vault = &NoVault();     // must outlive the registry
 };
 
 class Registry : public std::enable_shared_from_this<Registry> {
@@ -181,13 +179,22 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Tells subscribers that the load is alive though nothing moved.
   void ReportAlive(const WeightSetRef& set);
 
-  // Makes every shard exportable at once: → RESIDENT, generation + 1. PROTOCOL_ERROR if the shards take more than was
-  // granted (but for the last page of each slab) or the load is not that far; CANCELLED if the set has ended meanwhile.
+  // Gives every shard to the vault and, once it has them all, makes them exportable at once: → RESIDENT, generation
+  // + 1. PROTOCOL_ERROR if the shards take more than was granted (but for the last page of each slab) or the load is
+  // not that far; CANCELLED if the set has ended meanwhile; or as ShardVault::Keep fails. Then the vault has none of
+  // them.
   absl::Status MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
                             int64_t read_bytes);
 
   // → FAILED with its cause; the memory is given back. Does nothing to a set that has ended.
   void Fail(const WeightSetRef& set, const absl::Status& cause);
+
+  // Takes over a set that another broker has made resident: → RESIDENT, as it was, whatever the memory limit: the
+  // memory has been taken already. PROTOCOL_ERROR if there is a set with this fingerprint.
+  absl::StatusOr<WeightSetRef> Adopt(Adoption::Set adopted);
+
+  // Goes on counting where another broker has left off.
+  void AdoptGenerations(const std::map<std::string, int64_t>& generations);
 
   // ---- Finding sets.
 
@@ -224,14 +231,15 @@ class Registry : public std::enable_shared_from_this<Registry> {
     v1::WeightSet set;  // as it was left
     int ended_leases = 0;
   };
-  // Releases a resident set without leases, or forgets a failed one. LEASED with the count, STILL_LOADING if a load is
-  // under way.
+  // Releases a resident set without leases, or forgets a failed one; the vault forgets it first. LEASED with the count,
+  // STILL_LOADING if a load is under way. If the vault fails, so does this, with the set in DRAINING: release it again.
   absl::StatusOr<Released> Release(const WeightSetRef& set);
 
   // The same in spite of leases, which end. A load under way must have been ended before: see LoadManager::Cancel.
   absl::StatusOr<Released> ReleaseByForce(const WeightSetRef& set);
 
-  // Lets nobody in any more and ends every lease; each set is released when its last lease is dropped.
+  // Lets nobody in any more and ends every lease; each set is released here when its last lease is dropped. The vault
+  // keeps what it has, for the next broker.
   void BeginDrain();
 
   // ---- Watching.
@@ -252,6 +260,15 @@ class Registry : public std::enable_shared_from_this<Registry> {
     LeaseEnded on_ended;
   };
 
+  using ShardList = std::vector<std::shared_ptr<const Shard>>;  // by rank
+
+  enum class LeasePolicy { kRefuse, kEnd };
+
+  struct GenerationRecord {
+    int64_t generation = 0;
+    int64_t last_use = 0;  // by use_count_
+  };
+
   friend class Lease;
 
   explicit Registry(RegistryOptions options) : options_(std::move(options)) {}
@@ -263,8 +280,20 @@ class Registry : public std::enable_shared_from_this<Registry> {
   void Move(WeightSetEntry& set, v1::WeightSetState to, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CollectObservers(const WeightSetEntry& set, Callbacks* callbacks) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Released> ReleaseLocked(const WeightSetRef& set, Callbacks* callbacks)
+  // registry_residency.cc
+  absl::StatusOr<Residency> PrepareResidency(const WeightSetRef& set, const ShardList& shards, int64_t read_bytes);
+  absl::Status CheckNotEnded(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status KeepShards(const WeightSetEntry& set, const Residency& residency, const ShardList& shards);
+  absl::Status ForgetShards(const WeightSetEntry& set, size_t rank_count);
+  absl::Status CommitResidency(const WeightSetRef& set, const Residency& residency, ShardList shards);
+  void PlaceShards(WeightSetEntry& set, const Residency& residency, ShardList shards)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t LastGeneration(const std::string& fingerprint) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteGeneration(const std::string& fingerprint, int64_t generation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetOldGenerations();
+  absl::StatusOr<Released> ReleaseWith(LeasePolicy policy, const WeightSetRef& set);
+  absl::Status CheckNotLeased(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   void Forget(const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishRelease(const WeightSetRef& set, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -281,7 +310,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   mutable Mutex mutex_;
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
-  std::map<std::string, int64_t> generations_ ABSL_GUARDED_BY(mutex_);  // fingerprint → last; kept after release
+  std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
+  int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
   int64_t last_lease_id_ ABSL_GUARDED_BY(mutex_) = 0;

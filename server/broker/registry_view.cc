@@ -53,7 +53,7 @@ WeightSetView Registry::View(const WeightSetRef& set) const {
 WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   WeightSetView view;
   view.state = set.state_;
-  view.generation = set.generation_;
+  view.generation = set.residency_.generation;
   view.done_bytes = set.done_bytes_;
   view.total_bytes = set.plan_.read_bytes;
   view.failure = set.failure_;
@@ -72,19 +72,22 @@ v1::WeightSet Registry::Describe(const WeightSetRef& set) const {
 v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   v1::WeightSet proto;
   proto.set_fingerprint(set.fingerprint().hash);
-  proto.set_generation(set.generation_);
+  proto.set_generation(set.residency_.generation);
   proto.set_state(set.state_);
   *proto.mutable_spec() = set.spec();
   *proto.mutable_environment() = set.environment();
   for (size_t rank = 0; rank < set.shards_.size(); ++rank) {
     DescribeShard(*set.shards_[rank], set.lease_counts_[rank], proto.add_shards());
   }
-  SetTimestamp(set.register_time_, proto.mutable_register_time());
-  if (set.resident_time_ != std::chrono::system_clock::time_point()) {
-    SetTimestamp(set.resident_time_, proto.mutable_resident_time());
+  SetTimestamp(set.residency_.register_time, proto.mutable_register_time());
+  if (set.residency_.resident_time != std::chrono::system_clock::time_point()) {
+    SetTimestamp(set.residency_.resident_time, proto.mutable_resident_time());
   }
-  proto.set_load_seconds(set.load_seconds_);
-  proto.set_read_bytes(set.read_bytes_);
+  if (set.adopt_time_ != std::chrono::system_clock::time_point()) {
+    SetTimestamp(set.adopt_time_, proto.mutable_adopt_time());
+  }
+  proto.set_load_seconds(set.residency_.load_seconds);
+  proto.set_read_bytes(set.residency_.read_bytes);
   if (!set.failure_.ok()) {
     proto.mutable_failure()->set_reason(GetErrorDetails(set.failure_).reason);
     proto.mutable_failure()->set_message(std::string(set.failure_.message()));

@@ -12,6 +12,7 @@
 #include "server/broker/clock.h"
 #include "server/broker/health_facts.h"
 #include "server/broker/identity_cache.h"
+#include "server/broker/live_calls.h"
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
@@ -32,9 +33,11 @@ struct ServiceContext {
   Metrics* metrics = nullptr;
   WorkerPool* workers = nullptr;
   HealthFacts* health_facts = nullptr;
+  LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
   std::string version;
   int64_t memory_limit_bytes = 0;
+  bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;
   std::chrono::milliseconds ticket_lifetime{60'000};
   // The caller behind ServerContext::peer(); nullopt for a connection that the endpoint did not accept.

@@ -1,21 +1,41 @@
 #include "server/broker/shard.h"
 
 #include <google/protobuf/arena.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/identity/sha256.h"
+#include "common/memory/host_slab.h"
 #include "common/plan/manifest.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker {
 namespace {
 
+// What a manifest may take in the broker's own memory; 60,000 tensors take 5 MB.
+constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
+
 absl::Status ManifestError(const std::string& what) {
-  return MakeError(Reason::kProtocolError, absl::StrCat("the loader's manifest ", what));
+  return MakeError(Reason::kProtocolError, absl::StrCat("the shard's manifest ", what));
+}
+
+absl::StatusOr<std::string> ReadAll(int fd, int64_t size_bytes) {
+  std::string bytes(static_cast<size_t>(size_bytes), '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("reading a shard's manifest", errno);
+    if (n == 0) return ManifestError(absl::StrCat("ends after ", done, " of ", size_bytes, " bytes"));
+    done += static_cast<size_t>(n);
+  }
+  return bytes;
 }
 
 absl::Status CheckTensor(const v1::Tensor& tensor, const std::optional<std::string>& previous_name,
@@ -53,24 +73,65 @@ absl::Status CheckFrame(std::string_view frame, const std::vector<v1::Slab>& sla
   return absl::OkStatus();
 }
 
+absl::Status SlabError(size_t slab, const std::string& what) {
+  return MakeError(Reason::kProtocolError, absl::StrCat("the shard's slab ", slab, ": ", what),
+                   {{"slab", absl::StrCat(slab)}});
+}
+
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Manifest>> Manifest::Create(std::string bytes, const std::vector<v1::Slab>& slabs,
-                                                                 int64_t tensor_count) {
-  std::shared_ptr<Manifest> manifest(new Manifest(std::move(bytes)));
+absl::StatusOr<std::shared_ptr<Manifest>> Manifest::Read(ManifestFile file) {
+  if (file.size_bytes < 0 || file.size_bytes > kMaxManifestBytes) {
+    return ManifestError(
+        absl::StrCat("is said to have ", file.size_bytes, " bytes; at most ", kMaxManifestBytes, " are taken"));
+  }
+  ASSIGN_OR_RETURN(std::string bytes, ReadAll(file.fd.get(), file.size_bytes));
+  if (Sha256Bytes(bytes) != file.sha256) return ManifestError("has another SHA-256 than is said of it");
+  std::shared_ptr<Manifest> manifest(new Manifest(std::move(file), std::move(bytes)));
   ASSIGN_OR_RETURN(manifest->frames_, SplitManifest(manifest->bytes_));
+  return manifest;
+}
+
+absl::StatusOr<std::shared_ptr<const Manifest>> Manifest::FromLoader(ManifestFile file,
+                                                                     const std::vector<v1::Slab>& slabs,
+                                                                     int64_t tensor_count) {
+  ASSIGN_OR_RETURN(std::shared_ptr<const Manifest> manifest, Read(std::move(file)));
+  RETURN_IF_ERROR(manifest->CheckRows(slabs, tensor_count));
+  return manifest;
+}
+
+absl::StatusOr<std::shared_ptr<const Manifest>> Manifest::FromVault(ManifestFile file) { return Read(std::move(file)); }
+
+absl::Status Manifest::CheckRows(const std::vector<v1::Slab>& slabs, int64_t tensor_count) const {
   std::optional<std::string> last_name;
   int64_t found = 0;
-  for (const std::string_view frame : manifest->frames_) {
+  for (const std::string_view frame : frames_) {
     if (static_cast<int64_t>(frame.size()) > kMaxManifestFrameBytes) {
       return ManifestError(absl::StrCat("has a frame of ", frame.size(), " bytes; at most ", kMaxManifestFrameBytes));
     }
     RETURN_IF_ERROR(CheckFrame(frame, slabs, &last_name, &found));
   }
-  if (found != tensor_count) {
-    return ManifestError(absl::StrCat("has ", found, " tensors but ", tensor_count, " were announced"));
+  if (found == tensor_count) return absl::OkStatus();
+  return ManifestError(absl::StrCat("has ", found, " tensors but ", tensor_count, " were announced"));
+}
+
+absl::StatusOr<int64_t> CheckSlabs(const std::vector<v1::Slab>& slabs, const std::vector<UniqueFd>& fds) {
+  if (slabs.size() != fds.size()) {
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("the shard has ", slabs.size(), " slabs but ", fds.size(), " descriptors of slabs"));
   }
-  return std::shared_ptr<const Manifest>(std::move(manifest));
+  int64_t total_bytes = 0;
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    if (slabs[i].handle_kind() != v1::HANDLE_KIND_HOST_MEMFD) {
+      return SlabError(
+          i, absl::StrCat("it is ", v1::HandleKind_Name(slabs[i].handle_kind()), ", which this broker does not know"));
+    }
+    if (const absl::Status sealed = CheckSealedMemfd(fds[i].get(), slabs[i].size_bytes()); !sealed.ok()) {
+      return SlabError(i, std::string(sealed.message()));
+    }
+    total_bytes += slabs[i].size_bytes();
+  }
+  return total_bytes;
 }
 
 }  // namespace weightbroker

@@ -94,6 +94,7 @@ void WeightBrokerServiceImpl::FillHealth(v1::HealthResponse* response) const {
   response->set_load_count(totals.CountLoads());
   response->set_connection_count(facts.open_connections);
   response->set_host_page_kind(facts.host_page_kind);
+  response->set_outlives_broker(context_.outlives_broker);
   for (const ModelRoot& root : context_.resolver->roots()) response->add_model_roots(root.name);
 }
 

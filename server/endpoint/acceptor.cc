@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/mutex.h"
 #include "server/endpoint/handshake.h"
 #include "server/endpoint/http2_refusal.h"
 #include "server/endpoint/reply.h"
@@ -37,7 +39,8 @@ constexpr int64_t kMostReadOfTheRefused = 64 * 1024;  // what a client says befo
 constexpr int kAcceptsPerRound = 64;                  // then the connections that are waiting get their turn
 constexpr uint64_t kListenId = 0;
 constexpr uint64_t kStopId = 1;
-constexpr uint64_t kFirstConnectionId = 2;
+constexpr uint64_t kPingId = 2;
+constexpr uint64_t kFirstConnectionId = 3;
 
 // A connection that has not been handed over:
 //   handshake -> reply -> closed                       a ticket
@@ -74,17 +77,27 @@ class Acceptor::Loop {
   explicit Loop(AcceptorOptions options)
       : options_(std::move(options)),
         epoll_(OrDie(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-        stop_(OrDie(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+        stop_(OrDie(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+        ping_(OrDie(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
     fcntl(options_.listen_fd, F_SETFL, fcntl(options_.listen_fd, F_GETFL) | O_NONBLOCK);
     Watch(EPOLL_CTL_ADD, options_.listen_fd, EPOLLIN, kListenId);
     Watch(EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStopId);
+    Watch(EPOLL_CTL_ADD, ping_.get(), EPOLLIN, kPingId);
     thread_ = std::thread([this] { Run(); });
   }
 
   ~Loop() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    Wake(stop_);
     thread_.join();
+  }
+
+  bool Responds(milliseconds timeout) {
+    const auto deadline = Clock::now() + timeout;
+    MutexLock lock(mutex_);
+    const int64_t wanted = rounds_ + 1;
+    Wake(ping_);
+    while (rounds_ < wanted && Clock::now() < deadline) round_ended_.WaitUntil(mutex_, deadline);
+    return rounds_ >= wanted;
   }
 
  private:
@@ -101,6 +114,11 @@ class Acceptor::Loop {
       for (int i = 0; i < count; ++i) {
         const uint64_t id = events[static_cast<size_t>(i)].data.u64;
         if (id == kStopId) return;
+        if (id == kPingId) {
+          uint64_t pings = 0;
+          [[maybe_unused]] const ssize_t taken = read(ping_.get(), &pings, sizeof(pings));
+          continue;
+        }
         if (id == kListenId) {
           AcceptSome();
         } else {
@@ -111,7 +129,15 @@ class Acceptor::Loop {
       ResumeAccepting(now);
       RetryDescriptors();
       DropLate(now);
+      MutexLock lock(mutex_);
+      ++rounds_;
+      round_ended_.NotifyAll();
     }
+  }
+
+  static void Wake(const UniqueFd& event) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(event.get(), &one, sizeof(one));
   }
 
   void Watch(int operation, int fd, uint32_t events, uint64_t id) {
@@ -385,6 +411,12 @@ class Acceptor::Loop {
   const AcceptorOptions options_;
   const UniqueFd epoll_;
   const UniqueFd stop_;
+  const UniqueFd ping_;
+
+  Mutex mutex_;
+  CondVar round_ended_;
+  int64_t rounds_ ABSL_GUARDED_BY(mutex_) = 0;  // of the loop
+
   std::thread thread_;
 
   // Only the loop's thread touches what follows.
@@ -403,5 +435,7 @@ Acceptor::Acceptor(AcceptorOptions options) : loop_(std::make_unique<Loop>(std::
 Acceptor::~Acceptor() = default;
 
 void Acceptor::Stop() { loop_.reset(); }
+
+bool Acceptor::Responds(milliseconds timeout) { return loop_->Responds(timeout); }
 
 }  // namespace weightbroker

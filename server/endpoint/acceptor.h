@@ -57,6 +57,10 @@ class Acceptor {
   // it must not be called from one.
   void Stop();
 
+  // Whether the thread takes notice within `timeout`: it hangs if not. Not to be called during or after Stop, nor from
+  // a callback.
+  bool Responds(std::chrono::milliseconds timeout);
+
  private:
   class Loop;
   std::unique_ptr<Loop> loop_;

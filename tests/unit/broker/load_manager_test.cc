@@ -60,7 +60,7 @@ class LoadManagerTest : public ::testing::Test {
                            .on_finished = [this](const WeightSetRef&, const absl::Status&) { ++finished_; }});
   }
 
-  WeightSetRef Load(char digit = 'a') { return loads_->Load(Wanted(digit), CheckpointIdentity()).value(); }
+  WeightSetRef Load(char digit = 'a') { return loads_->Load(Wanted(digit)).value(); }
 
   // Waits until the load has ended, one way or the other.
   WeightSetView Await(const WeightSetRef& set) {
@@ -168,8 +168,8 @@ TEST_F(LoadManagerTest, RefusesMoreLoadsThanMayWait) {
   Start([](FakeLoader& loader) { loader.WaitForTheEnd(); }, /*max_concurrent_loads=*/1, /*max_waiting_loads=*/1);
   Load('a');
   const WeightSetRef waiting = Load('b');
-  EXPECT_THAT(loads_->Load(Wanted('c'), CheckpointIdentity()), StatusIs(Reason::kTooManyRequests));
-  EXPECT_THAT(loads_->Load(Wanted('b'), CheckpointIdentity()), IsOk());  // joining needs no room
+  EXPECT_THAT(loads_->Load(Wanted('c')), StatusIs(Reason::kTooManyRequests));
+  EXPECT_THAT(loads_->Load(Wanted('b')), IsOk());  // joining needs no room
 }
 
 TEST_F(LoadManagerTest, CountsEachLoadOnce) {
@@ -382,7 +382,7 @@ TEST_F(LoadManagerTest, ShutdownEndsEveryLoadAndStartsNoMore) {
   loads_->Shutdown();
   EXPECT_THAT(registry_->View(running).failure, StatusIs(Reason::kDraining));
   EXPECT_THAT(registry_->View(waiting).failure, StatusIs(Reason::kDraining));
-  EXPECT_THAT(loads_->Load(Wanted('c'), CheckpointIdentity()), StatusIs(Reason::kDraining));
+  EXPECT_THAT(loads_->Load(Wanted('c')), StatusIs(Reason::kDraining));
 }
 
 // ---- Loaders that are processes.

@@ -136,6 +136,25 @@ TEST(Metrics, SatisfyPromtool) {
   EXPECT_EQ(output, "");
 }
 
+TEST(Metrics, StopBeingServedAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 5; ++i) {
+    Metrics metrics("1.2.3", [] { return GaugeValues(); });
+    ASSERT_THAT(metrics.Serve(0), IsOk());
+  }
+  // The listener by itself would take up to two seconds each time.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(Metrics, CountWhatBecameOfWhatAnotherBrokerLeft) {
+  Metrics metrics("1.2.3", [] { return GaugeValues(); });
+  metrics.CountAdoptions(AdoptionResult::kAdopted, 2);
+  metrics.CountAdoptions(AdoptionResult::kDropped, 3);
+  EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"adopted\"} 2"));
+  EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"restarted\"} 0"));
+  EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"dropped\"} 3"));
+}
+
 TEST(Metrics, SayWhichAddressCannotBeServed) {
   Metrics first("1.2.3", SomeGauges);
   const auto port = first.Serve(0);

@@ -178,6 +178,23 @@ TEST_F(IdentityCacheTest, ReadsAFolderAgainWhenAFileHasCome) {
   EXPECT_EQ((*second)->files.size(), (*first)->files.size() + 1);
 }
 
+TEST_F(IdentityCacheTest, TakesOverWhatAnotherCacheHasRead) {
+  const auto identity = cache_.Get(folder_path_).value();
+  const int64_t reads = files_.reads();
+  IdentityCache next(files_, files_);
+  next.Seed(identity);
+  EXPECT_EQ(next.Get(folder_path_).value(), identity);
+  EXPECT_EQ(files_.reads(), reads);
+}
+
+TEST_F(IdentityCacheTest, BelievesNothingOfAnotherCacheThatIsNotSoAnyMore) {
+  const auto identity = cache_.Get(folder_path_).value();
+  testing::WriteFile(folder_path_ + "/hf_quant_config.json", "{}");
+  IdentityCache next(files_, files_);
+  next.Seed(identity);
+  EXPECT_NE(next.Get(folder_path_).value(), identity);
+}
+
 TEST_F(IdentityCacheTest, KeepsNoErrors) {
   fs::rename(folder_path_ + "/config.json", folder_path_ + "/gone");
   EXPECT_THAT(cache_.Get(folder_path_), StatusIs(Reason::kCheckpointIncomplete));

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -161,6 +162,33 @@ class AcceptorTest : public ::testing::Test {
   Peer last_refused_;
   std::optional<Acceptor> acceptor_;
 };
+
+TEST_F(AcceptorTest, RespondsWhileItsThreadIsAtWorkAndNotWhileItHangs) {
+  std::atomic<bool> go_on{false};
+  Start();
+  EXPECT_TRUE(acceptor_->Responds(milliseconds(kPatienceMs)));
+  EXPECT_TRUE(acceptor_->Responds(milliseconds(kPatienceMs)));
+  acceptor_.reset();
+  listener_.reset();
+
+  AcceptorOptions hangs;
+  std::atomic<bool> hanging{false};
+  auto listener = Listener::Create({.path = path_, .mode = 0666});
+  ASSERT_THAT(listener, IsOk());
+  hangs.listen_fd = listener->fd();
+  hangs.tickets = &tickets_;
+  hangs.on_refused = [&](const std::string&, const Peer&) {
+    hanging = true;
+    while (!go_on) std::this_thread::sleep_for(milliseconds(1));
+  };
+  Acceptor acceptor(std::move(hangs));
+  const UniqueFd garbage = Connect(path_);
+  Send(garbage, std::string(100, 'x'));
+  while (!hanging) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_FALSE(acceptor.Responds(milliseconds(20)));
+  go_on = true;
+  EXPECT_TRUE(acceptor.Responds(milliseconds(kPatienceMs)));
+}
 
 TEST_F(AcceptorTest, HandsAnHttp2ConnectionOverWithEveryByteUnreadAndItsPeerKnown) {
   Start();

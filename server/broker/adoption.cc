@@ -1,0 +1,260 @@
+#include "server/broker/adoption.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/base/strings.h"
+#include "common/identity/sha256.h"
+#include "common/memory/host_slab.h"
+#include "server/broker/kept_records.h"
+#include "weightbroker/internal/v1/kept.pb.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr int64_t kMaxRecordBytes = int64_t{256} << 20;
+
+absl::Status Distrust(const std::string& what) { return MakeError(Reason::kProtocolError, what); }
+
+struct Key {
+  std::string kind;
+  std::string fingerprint;
+  int32_t rank = 0;  // of a shard
+};
+
+absl::StatusOr<Key> ParseKey(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  Key key;
+  if (parts.size() >= 2) {
+    key.kind = parts[0];
+    key.fingerprint = parts[1];
+  }
+  const bool is_shard = key.kind == kShardKind && parts.size() == 3 && absl::SimpleAtoi(parts[2], &key.rank) &&
+                        text == ShardKey(key.fingerprint, key.rank);
+  const bool is_other = (key.kind == kLoadKind || key.kind == kGenerationKind) && parts.size() == 2;
+  if (is_shard || is_other) return key;
+  return Distrust("its key is of no kind that this broker knows");
+}
+
+absl::StatusOr<std::string> ReadSealedRecord(const internal::v1::SealedRecord& sealed, std::vector<UniqueFd>* fds) {
+  if (fds->empty()) return Distrust("its record is said to be in a descriptor, but there is none");
+  const UniqueFd fd = std::move(fds->front());
+  fds->erase(fds->begin());
+  if (sealed.size_bytes() < 0 || sealed.size_bytes() > kMaxRecordBytes) {
+    return Distrust(absl::StrCat("its record is said to have ", sealed.size_bytes(), " bytes; at most ",
+                                 kMaxRecordBytes, " are taken"));
+  }
+  std::string record(static_cast<size_t>(sealed.size_bytes()), '\0');
+  size_t done = 0;
+  while (done < record.size()) {
+    const ssize_t n = pread(fd.get(), record.data() + done, record.size() - done, static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("reading a record from its memfd", errno);
+    if (n == 0) return Distrust(absl::StrCat("its record ends after ", done, " of ", record.size(), " bytes"));
+    done += static_cast<size_t>(n);
+  }
+  if (Sha256Bytes(record) != sealed.sha256()) return Distrust("its record has another SHA-256 than is said of it");
+  return record;
+}
+
+// Takes the record's own descriptor, if it has one, from the front of `fds`.
+template <typename Record>
+absl::StatusOr<Record> DecodeRecord(const std::string& value, std::vector<UniqueFd>* fds) {
+  internal::v1::KeptValue kept;
+  if (!kept.ParseFromString(value)) return Distrust("its value is not a KeptValue");
+  if (kept.version() < 1 || kept.version() > kKeptVersion) {
+    return Distrust(absl::StrCat("its record has version ", kept.version(), "; this broker reads 1 to ", kKeptVersion));
+  }
+  std::string bytes;
+  if (kept.has_record()) {
+    bytes = std::move(*kept.mutable_record());
+  } else if (kept.has_sealed_record()) {
+    ASSIGN_OR_RETURN(bytes, ReadSealedRecord(kept.sealed_record(), fds));
+  } else {
+    return Distrust("it has no record");
+  }
+  Record record;
+  if (!record.ParseFromString(bytes)) {
+    return Distrust(absl::StrCat("its record is not a ", std::string(Record::descriptor()->name())));
+  }
+  return record;
+}
+
+absl::Status CheckFingerprint(const Key& key, const internal::v1::WeightSetRecord& record) {
+  if (record.fingerprint() == key.fingerprint) return absl::OkStatus();
+  return Distrust(absl::StrCat("its record is of fingerprint ", record.fingerprint(), ", not of the one in its key"));
+}
+
+// What one entry says of a set: the whole of it and one shard.
+struct KeptShard {
+  NewWeightSet set;
+  Residency residency;
+  int32_t rank_count = 0;
+  std::shared_ptr<Shard> shard;
+};
+
+absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+  ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::ShardRecord>(value, fds));
+  RETURN_IF_ERROR(CheckFingerprint(key, record.weight_set()));
+  if (record.rank() != key.rank || record.rank() < 0 || record.rank() >= record.rank_count()) {
+    return Distrust(absl::StrCat("its record is of rank ", record.rank(), " of ", record.rank_count(),
+                                 ", and its key of rank ", key.rank));
+  }
+  if (record.generation() < 1 || record.tensor_count() < 0 || record.read_bytes() < 0) {
+    return Distrust("its record has a generation under 1, or less than no tensors or bytes");
+  }
+  if (static_cast<int>(fds->size()) != record.slabs_size() + 1) {
+    return Distrust(
+        absl::StrCat("it has ", fds->size(), " descriptors for ", record.slabs_size(), " slabs and a manifest"));
+  }
+  KeptShard kept;
+  ASSIGN_OR_RETURN(kept.set, ReadWeightSet(record.weight_set()));
+  kept.residency = ReadResidency(record);
+  kept.rank_count = record.rank_count();
+  kept.shard = std::make_shared<Shard>();
+  kept.shard->rank = record.rank();
+  kept.shard->device = record.device();
+  kept.shard->handle_kind = record.handle_kind();
+  kept.shard->slabs = {record.slabs().begin(), record.slabs().end()};
+  kept.shard->tensor_count = record.tensor_count();
+  ManifestFile manifest{std::move(fds->back()), record.manifest_bytes(), record.manifest_sha256()};
+  fds->pop_back();
+  ASSIGN_OR_RETURN(kept.shard->size_bytes, CheckSlabs(kept.shard->slabs, *fds));
+  ASSIGN_OR_RETURN(kept.shard->manifest, Manifest::FromVault(std::move(manifest)));
+  kept.shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(*fds));
+  return kept;
+}
+
+bool IsWhole(const std::map<int32_t, KeptShard>& shards) {
+  const KeptShard& first = shards.begin()->second;
+  return static_cast<int32_t>(shards.size()) == first.rank_count &&
+         std::all_of(shards.begin(), shards.end(), [&](const auto& shard) {
+           return shard.second.rank_count == first.rank_count &&
+                  shard.second.residency.generation == first.residency.generation;
+         });
+}
+
+class Checker {
+ public:
+  CheckedEntries Check(std::vector<KeeperEntry> entries) && {
+    for (KeeperEntry& entry : entries) CheckEntry(std::move(entry));
+    for (auto& [fingerprint, shards] : shards_) AddSet(fingerprint, std::move(shards));
+    std::stable_sort(checked_.adoption.sets.begin(), checked_.adoption.sets.end(), [](const auto& a, const auto& b) {
+      return a.residency.resident_time < b.residency.resident_time;
+    });
+    for (auto& [fingerprint, load] : loads_) AddLoad(fingerprint, std::move(load));
+    checked_.adoption.dropped_entries = static_cast<int>(checked_.refused.size());
+    return std::move(checked_);
+  }
+
+ private:
+  void CheckEntry(KeeperEntry entry) {
+    const absl::Status read = ReadEntry(entry.key, entry.value, &entry.fds);
+    if (!read.ok()) checked_.refused.push_back({std::move(entry), read});
+  }
+
+  absl::Status ReadEntry(const std::string& text, const std::string& value, std::vector<UniqueFd>* fds) {
+    ASSIGN_OR_RETURN(const Key key, ParseKey(text));
+    if (key.kind == kShardKind) return AddShard(key, value, fds);
+    if (key.kind == kLoadKind) return ReadLoad(key, value, fds);
+    ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::GenerationRecord>(value, fds));
+    if (record.generation() < 1) return Distrust(absl::StrCat("its generation is ", record.generation()));
+    NoteGeneration(key.fingerprint, record.generation());
+    return absl::OkStatus();
+  }
+
+  absl::Status AddShard(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+    ASSIGN_OR_RETURN(KeptShard shard, ReadShard(key, value, fds));
+    NoteGeneration(key.fingerprint, shard.residency.generation);
+    shards_[key.fingerprint].emplace(key.rank, std::move(shard));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadLoad(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+    ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::LoadRecord>(value, fds));
+    RETURN_IF_ERROR(CheckFingerprint(key, record.weight_set()));
+    ASSIGN_OR_RETURN(NewWeightSet set, ReadWeightSet(record.weight_set()));
+    loads_[key.fingerprint] = {std::move(set), record.attempt()};
+    return absl::OkStatus();
+  }
+
+  void NoteGeneration(const std::string& fingerprint, int64_t generation) {
+    int64_t& last = checked_.adoption.generations[fingerprint];
+    last = std::max(last, generation);
+  }
+
+  void AddSet(const std::string& fingerprint, std::map<int32_t, KeptShard> shards) {
+    if (!IsWhole(shards)) return RefuseAll(fingerprint, std::move(shards));
+    KeptShard& first = shards.begin()->second;
+    Adoption::Set set{std::move(first.set), {}, first.residency};
+    for (auto& [rank, shard] : shards) set.shards.push_back(std::move(shard.shard));
+    checked_.adoption.sets.push_back(std::move(set));
+  }
+
+  // With the shards in place of their descriptors: they are closed together.
+  void RefuseAll(const std::string& fingerprint, std::map<int32_t, KeptShard> shards) {
+    const absl::Status cause = Distrust(absl::StrCat("of its set's ", shards.begin()->second.rank_count, " ranks only ",
+                                                     shards.size(), " are there and in order"));
+    for (auto& [rank, shard] : shards) {
+      RefusedEntry& refused = checked_.refused.emplace_back();
+      refused.entry.key = ShardKey(fingerprint, rank);
+      refused.cause = cause;
+      refused.shard = std::move(shard.shard);
+    }
+  }
+
+  void AddLoad(const std::string& fingerprint, Adoption::Load load) {
+    const auto& sets = checked_.adoption.sets;
+    const bool finished = std::any_of(sets.begin(), sets.end(), [&](const Adoption::Set& set) {
+      return set.request.fingerprint.hash == fingerprint;
+    });
+    if (finished) {
+      checked_.finished_load_keys.push_back(KeptKey(kLoadKind, fingerprint));
+    } else {
+      checked_.adoption.loads.push_back(std::move(load));
+    }
+  }
+
+  CheckedEntries checked_;
+  std::map<std::string, std::map<int32_t, KeptShard>> shards_;  // by fingerprint and rank
+  std::map<std::string, Adoption::Load> loads_;                 // by fingerprint
+};
+
+}  // namespace
+
+std::string KeptKey(std::string_view kind, const std::string& fingerprint) {
+  return absl::StrCat(ToAbsl(kind), "/", fingerprint);
+}
+
+std::string ShardKey(const std::string& fingerprint, int32_t rank) {
+  return absl::StrCat(KeptKey(kShardKind, fingerprint), "/", rank);
+}
+
+absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes) {
+  internal::v1::KeptValue kept;
+  kept.set_version(kKeptVersion);
+  EncodedRecord encoded;
+  if (record.size() <= max_inline_bytes) {
+    kept.set_record(record);
+  } else {
+    kept.mutable_sealed_record()->set_size_bytes(static_cast<int64_t>(record.size()));
+    kept.mutable_sealed_record()->set_sha256(Sha256Bytes(record));
+    ASSIGN_OR_RETURN(encoded.memfd, CreateSealedMemfd("weightbroker-record", std::as_bytes(std::span(record))));
+  }
+  encoded.value = kept.SerializeAsString();
+  return encoded;
+}
+
+CheckedEntries CheckEntries(std::vector<KeeperEntry> entries) { return Checker().Check(std::move(entries)); }
+
+}  // namespace weightbroker

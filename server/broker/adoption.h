@@ -1,0 +1,58 @@
+// Reads what a broker had written down with the keeper, and believes none of it: digests, sizes, seals and fingerprints
+// are checked before a shard is served again.
+//
+//   CheckedEntries checked = CheckEntries(std::move(inheritance.entries));
+//   for (const RefusedEntry& refused : checked.refused) ...             // forget it, and say why
+//   for (Adoption::Set& set : checked.adoption.sets) ...                // whole, and as it was
+//
+// Opens no file. Thread-safe: a pure function but for reading memfds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/keeper/client.h"
+#include "server/broker/vault.h"
+
+namespace weightbroker {
+
+// The version of records that this broker writes, and the highest that it reads: see KeptValue in kept.proto.
+inline constexpr int32_t kKeptVersion = 1;
+
+// Keys are <kind>/<fingerprint>, and a shard's has its rank behind that.
+inline constexpr char kShardKind[] = "shard";
+inline constexpr char kLoadKind[] = "load";
+inline constexpr char kGenerationKind[] = "generation";
+std::string KeptKey(std::string_view kind, const std::string& fingerprint);
+std::string ShardKey(const std::string& fingerprint, int32_t rank);
+
+// An entry's value for a record. If the record is larger than `max_inline_bytes`, it goes into `memfd`, which must
+// become the entry's first descriptor.
+struct EncodedRecord {
+  std::string value;
+  UniqueFd memfd;  // invalid if the value has it all
+};
+absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes);
+
+// One that did not prove to be right, its descriptors still open: forget it before they are closed.
+struct RefusedEntry {
+  KeeperEntry entry;
+  absl::Status cause;
+  std::shared_ptr<const Shard> shard = nullptr;  // has the descriptors, if the entry itself proved to be right
+};
+
+struct CheckedEntries {
+  Adoption adoption;
+  std::vector<RefusedEntry> refused;
+  // Of loads that had ended, but for being forgotten.
+  std::vector<std::string> finished_load_keys;
+};
+
+// A shard of a set of which another rank is missing or refused is refused, too: a set is served whole or not at all.
+CheckedEntries CheckEntries(std::vector<KeeperEntry> entries);
+
+}  // namespace weightbroker

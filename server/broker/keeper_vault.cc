@@ -1,0 +1,77 @@
+#include "server/broker/keeper_vault.h"
+
+#include <utility>
+
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/status_macros.h"
+#include "server/broker/adoption.h"
+#include "server/broker/kept_records.h"
+
+namespace weightbroker {
+namespace {
+
+// The keeper's own memory is to stay small, however many files a checkpoint has.
+constexpr size_t kMaxInlineBytes = 4096;
+
+}  // namespace
+
+absl::Status KeeperVault::Keep(const ShardToKeep& kept) {
+  std::vector<int> fds;
+  for (const UniqueFd& fd : *kept.shard.slab_fds) fds.push_back(fd.get());
+  fds.push_back(kept.shard.manifest->file().fd.get());
+  return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds);
+}
+
+absl::Status KeeperVault::Forget(const std::string& fingerprint, int32_t rank) {
+  return client_->Drop(ShardKey(fingerprint, rank));
+}
+
+absl::Status KeeperVault::KeepLoad(const NewWeightSet& set, int32_t attempt) {
+  return Put(KeptKey(kLoadKind, set.fingerprint.hash), MakeLoadRecord(set, attempt).SerializeAsString(), {});
+}
+
+absl::Status KeeperVault::ForgetLoad(const std::string& fingerprint) {
+  return client_->Drop(KeptKey(kLoadKind, fingerprint));
+}
+
+absl::Status KeeperVault::KeepGeneration(const std::string& fingerprint, int64_t generation) {
+  internal::v1::GenerationRecord record;
+  record.set_generation(generation);
+  return Put(KeptKey(kGenerationKind, fingerprint), record.SerializeAsString(), {});
+}
+
+absl::Status KeeperVault::ForgetGeneration(const std::string& fingerprint) {
+  return client_->Drop(KeptKey(kGenerationKind, fingerprint));
+}
+
+absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds) {
+  ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record, kMaxInlineBytes));
+  std::vector<int> all;
+  if (encoded.memfd.valid()) all.push_back(encoded.memfd.get());
+  all.insert(all.end(), fds.begin(), fds.end());
+  return client_->Put(key, encoded.value, all);
+}
+
+Adoption KeeperVault::TakeAdoption() {
+  std::vector<KeeperEntry> entries;
+  {
+    MutexLock lock(mutex_);
+    entries.swap(inherited_);
+  }
+  CheckedEntries checked = CheckEntries(std::move(entries));
+  for (const RefusedEntry& refused : checked.refused) ForgetRefused(refused.entry.key, refused.cause);
+  for (const std::string& key : checked.finished_load_keys) client_->Drop(key).IgnoreError();
+  return std::move(checked.adoption);
+}
+
+void KeeperVault::ForgetRefused(const std::string& key, const absl::Status& cause) {
+  const absl::Status dropped = client_->Drop(key);
+  Log(LogLevel::kError, "adoption.refused",
+      {{"key", key},
+       {"reason", GetErrorDetails(cause).reason},
+       {"message", std::string(cause.message())},
+       {"dropped", dropped.ok() ? "true" : std::string(dropped.message())}});
+}
+
+}  // namespace weightbroker

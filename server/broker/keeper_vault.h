@@ -1,0 +1,49 @@
+// The vault that outlives the broker: everything is kept by the keeper, as entries of its store.
+//
+//   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
+//   KeeperVault vault(keeper->get(), std::move(inheritance.entries));
+//
+// An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order, and the manifest's. A
+// record that would take much of the keeper's own memory goes into a memfd, which is then the entry's first descriptor.
+//
+// Thread-safe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/keeper/client.h"
+#include "server/broker/vault.h"
+
+namespace weightbroker {
+
+class KeeperVault : public ShardVault {
+ public:
+  // `client` must outlive the vault. `inherited` are the entries of the broker before this one.
+  KeeperVault(KeeperClient* client, std::vector<KeeperEntry> inherited)
+      : client_(client), inherited_(std::move(inherited)) {}
+
+  absl::Status Keep(const ShardToKeep& shard) override;
+  absl::Status Forget(const std::string& fingerprint, int32_t rank) override;
+  absl::Status KeepLoad(const NewWeightSet& set, int32_t attempt) override;
+  absl::Status ForgetLoad(const std::string& fingerprint) override;
+  absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) override;
+  absl::Status ForgetGeneration(const std::string& fingerprint) override;
+
+  // Forgets what does not prove to be right, with one log line each.
+  Adoption TakeAdoption() override;
+
+  bool outlives_broker() const override { return true; }
+
+ private:
+  absl::Status Put(const std::string& key, const std::string& record, const std::vector<int>& fds);
+  void ForgetRefused(const std::string& key, const absl::Status& cause);
+
+  KeeperClient* const client_;
+
+  Mutex mutex_;
+  std::vector<KeeperEntry> inherited_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weightbroker

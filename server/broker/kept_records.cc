@@ -1,0 +1,121 @@
+#include "server/broker/kept_records.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "server/broker/timestamp.h"
+
+namespace weightbroker {
+namespace {
+
+void WriteStat(const FileStat& stat, internal::v1::FileIdentity* proto) {
+  proto->set_device(stat.device);
+  proto->set_inode(stat.inode);
+  proto->set_size_bytes(stat.size_bytes);
+  proto->set_mtime_ns(stat.mtime_ns);
+  proto->set_ctime_ns(stat.ctime_ns);
+}
+
+FileStat ReadStat(const internal::v1::FileIdentity& proto) {
+  return {.device = proto.device(),
+          .inode = proto.inode(),
+          .size_bytes = proto.size_bytes(),
+          .mtime_ns = proto.mtime_ns(),
+          .ctime_ns = proto.ctime_ns(),
+          .is_regular_file = true,
+          .is_directory = false};
+}
+
+void WriteIdentity(const CheckpointIdentity& identity, internal::v1::WeightSetRecord* record) {
+  WriteStat(identity.folder_stat, record->mutable_folder());
+  for (const FileIdentity& file : identity.files) {
+    internal::v1::KeptFile* const kept = record->add_files();
+    kept->mutable_identity()->set_name(file.name);
+    WriteStat(file.stat, kept->mutable_identity());
+    kept->set_contents_sha256(file.contents_sha256);
+    kept->set_header_sha256(file.header_sha256);
+  }
+}
+
+CheckpointIdentity ReadIdentity(const internal::v1::WeightSetRecord& record) {
+  CheckpointIdentity identity{.folder = record.spec().model(), .files = {}};
+  identity.folder_stat = ReadStat(record.folder());
+  identity.folder_stat.is_regular_file = false;
+  identity.folder_stat.is_directory = true;
+  for (const internal::v1::KeptFile& kept : record.files()) {
+    identity.files.push_back({.name = kept.identity().name(),
+                              .stat = ReadStat(kept.identity()),
+                              .contents_sha256 = kept.contents_sha256(),
+                              .header_sha256 = kept.header_sha256()});
+  }
+  return identity;
+}
+
+void WriteWeightSet(const NewWeightSet& set, internal::v1::WeightSetRecord* record) {
+  *record->mutable_spec() = set.spec;
+  *record->mutable_environment() = set.environment;
+  record->set_fingerprint(set.fingerprint.hash);
+  for (const auto& [field, value] : set.fingerprint.components) {
+    v1::FingerprintComponent* const component = record->add_components();
+    component->set_field(field);
+    component->set_value(value);
+  }
+  WriteIdentity(*set.identity, record);
+}
+
+}  // namespace
+
+internal::v1::ShardRecord MakeShardRecord(const ShardToKeep& kept) {
+  const auto& [set, residency, shard, rank_count] = kept;
+  internal::v1::ShardRecord record;
+  WriteWeightSet(set, record.mutable_weight_set());
+  record.set_generation(residency.generation);
+  record.set_rank(shard.rank);
+  record.set_rank_count(rank_count);
+  record.set_device(shard.device);
+  record.set_handle_kind(shard.handle_kind);
+  *record.mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  record.set_tensor_count(shard.tensor_count);
+  record.set_manifest_bytes(shard.manifest->file().size_bytes);
+  record.set_manifest_sha256(shard.manifest->file().sha256);
+  SetTimestamp(residency.register_time, record.mutable_register_time());
+  SetTimestamp(residency.resident_time, record.mutable_resident_time());
+  record.set_load_seconds(residency.load_seconds);
+  record.set_read_bytes(residency.read_bytes);
+  return record;
+}
+
+internal::v1::LoadRecord MakeLoadRecord(const NewWeightSet& set, int32_t attempt) {
+  internal::v1::LoadRecord record;
+  WriteWeightSet(set, record.mutable_weight_set());
+  record.set_attempt(attempt);
+  return record;
+}
+
+absl::StatusOr<NewWeightSet> ReadWeightSet(const internal::v1::WeightSetRecord& record) {
+  NewWeightSet set;
+  set.spec = record.spec();
+  set.environment = record.environment();
+  set.fingerprint.hash = record.fingerprint();
+  for (const v1::FingerprintComponent& component : record.components()) {
+    set.fingerprint.components[component.field()] = component.value();
+  }
+  if (const std::string found = HashComponents(set.fingerprint.components); found != set.fingerprint.hash) {
+    return MakeError(Reason::kProtocolError, absl::StrCat("its fingerprint is not that of its components, ", found),
+                     {{"found", found}});
+  }
+  set.identity = std::make_shared<const CheckpointIdentity>(ReadIdentity(record));
+  return set;
+}
+
+Residency ReadResidency(const internal::v1::ShardRecord& record) {
+  return {.generation = record.generation(),
+          .register_time = ToTimePoint(record.register_time()),
+          .resident_time = ToTimePoint(record.resident_time()),
+          .load_seconds = record.load_seconds(),
+          .read_bytes = record.read_bytes()};
+}
+
+}  // namespace weightbroker

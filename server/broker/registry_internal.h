@@ -1,0 +1,20 @@
+// What the registry's own source files share; nobody else includes it.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/broker/registry.h"
+
+namespace weightbroker::registry_internal {
+
+void Call(const std::vector<std::function<void()>>& callbacks);
+
+bool HasEnded(v1::WeightSetState state);
+bool IsLoading(v1::WeightSetState state);
+
+absl::Status IllegalMove(const WeightSetEntry& set, v1::WeightSetState from, v1::WeightSetState to);
+absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view);
+
+}  // namespace weightbroker::registry_internal

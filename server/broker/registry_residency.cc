@@ -1,0 +1,230 @@
+// How a set becomes resident and stops being so, which the vault has a part in: nothing is RESIDENT that the vault does
+// not have, and nothing is released that it still has. It is never asked under the lock.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "server/broker/registry.h"
+#include "server/broker/registry_internal.h"
+
+namespace weightbroker {
+
+using namespace registry_internal;  // NOLINT(google-build-using-namespace): the registry's own
+
+absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
+                                    int64_t read_bytes) {
+  ASSIGN_OR_RETURN(const Residency residency, PrepareResidency(set, shards, read_bytes));
+  const size_t rank_count = shards.size();
+  absl::Status status = KeepShards(*set, residency, shards);
+  if (status.ok()) status = CommitResidency(set, residency, std::move(shards));
+  if (!status.ok()) {
+    // What is not known to be kept is forgotten, too. If that fails the vault has gone, and so will this broker.
+    ForgetShards(*set, rank_count).IgnoreError();
+    return status;
+  }
+  ForgetOldGenerations();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Residency> Registry::PrepareResidency(const WeightSetRef& set, const ShardList& shards,
+                                                     int64_t read_bytes) {
+  int64_t size_bytes = 0;
+  int64_t slack_bytes = 0;  // a slab is rounded up to its pages, whose size only its maker knows beforehand
+  for (const auto& shard : shards) {
+    size_bytes += shard->size_bytes;
+    slack_bytes += static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
+  }
+  Callbacks callbacks;
+  Residency residency;
+  {
+    MutexLock lock(mutex_);
+    RETURN_IF_ERROR(CheckNotEnded(*set));
+    if (set->state_ == v1::WEIGHT_SET_STATE_LOADING) Move(*set, v1::WEIGHT_SET_STATE_VERIFYING, &callbacks);
+    if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_RESIDENT)) {
+      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_RESIDENT);
+    }
+    if (shards.empty() || size_bytes > set->reserved_bytes_ + slack_bytes) {
+      return MakeError(Reason::kProtocolError,
+                       absl::StrCat("the loader was granted ", set->reserved_bytes_, " bytes and handed over ",
+                                    size_bytes, " in ", shards.size(), " shards"));
+    }
+    residency = set->residency_;
+    residency.generation = LastGeneration(set->fingerprint().hash) + 1;
+    residency.resident_time = options_.clock->WallNow();
+    residency.load_seconds = std::chrono::duration<double>(options_.clock->SteadyNow() - set->register_steady_).count();
+    residency.read_bytes = read_bytes;
+  }
+  Call(callbacks);
+  return residency;
+}
+
+absl::Status Registry::CheckNotEnded(const WeightSetEntry& set) const {
+  if (!HasEnded(set.state_)) return absl::OkStatus();
+  return MakeError(Reason::kCancelled,
+                   absl::StrCat("weight set ", set.fingerprint().hash, " ended while it was loaded"));
+}
+
+absl::Status Registry::KeepShards(const WeightSetEntry& set, const Residency& residency, const ShardList& shards) {
+  // First, so that a generation that an engine has seen is never given out again, whatever becomes of the shards.
+  RETURN_IF_ERROR(options_.vault->KeepGeneration(set.fingerprint().hash, residency.generation));
+  for (const auto& shard : shards) {
+    RETURN_IF_ERROR(options_.vault->Keep({set.request_, residency, *shard, static_cast<int32_t>(shards.size())}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Registry::ForgetShards(const WeightSetEntry& set, size_t rank_count) {
+  absl::Status first_failure;
+  for (size_t rank = 0; rank < rank_count; ++rank) {
+    first_failure.Update(options_.vault->Forget(set.fingerprint().hash, static_cast<int32_t>(rank)));
+  }
+  return first_failure;
+}
+
+absl::Status Registry::CommitResidency(const WeightSetRef& set, const Residency& residency, ShardList shards) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    RETURN_IF_ERROR(CheckNotEnded(*set));
+    Move(*set, v1::WEIGHT_SET_STATE_RESIDENT, &callbacks);
+    PlaceShards(*set, residency, std::move(shards));
+    // A load that ended while the service drains is let go at once: nobody may take a lease on it any more. The vault
+    // keeps it for the next broker.
+    if (draining_) {
+      Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
+      FinishRelease(set, &callbacks);
+    }
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+void Registry::PlaceShards(WeightSetEntry& set, const Residency& residency, ShardList shards) {
+  int64_t size_bytes = 0;
+  for (const auto& shard : shards) size_bytes += shard->size_bytes;
+  reserved_bytes_ += size_bytes - std::exchange(set.reserved_bytes_, size_bytes);
+  set.lease_counts_.assign(shards.size(), 0);
+  set.shards_ = std::move(shards);
+  set.done_bytes_ = set.plan_.read_bytes;
+  set.residency_ = residency;
+  NoteGeneration(set.fingerprint().hash, residency.generation);
+}
+
+absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
+  Callbacks callbacks;
+  const auto set = std::make_shared<WeightSetEntry>(std::move(adopted.request));
+  {
+    MutexLock lock(mutex_);
+    const std::string& hash = set->fingerprint().hash;
+    if (std::any_of(sets_.begin(), sets_.end(),
+                    [&](const WeightSetRef& other) { return other->fingerprint().hash == hash; })) {
+      return MakeError(Reason::kProtocolError, absl::StrCat("there is a weight set ", hash, " already"),
+                       {{"fingerprint", hash}});
+    }
+    set->state_ = v1::WEIGHT_SET_STATE_RESIDENT;
+    set->plan_.read_bytes = adopted.residency.read_bytes;
+    set->adopt_time_ = options_.clock->WallNow();
+    PlaceShards(*set, adopted.residency, std::move(adopted.shards));
+    set->plan_.slab_bytes = set->reserved_bytes_;
+    sets_.push_back(set);
+    CollectObservers(*set, &callbacks);
+  }
+  Call(callbacks);
+  return set;
+}
+
+// ---- Generations.
+
+void Registry::AdoptGenerations(const std::map<std::string, int64_t>& generations) {
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [fingerprint, generation] : generations) NoteGeneration(fingerprint, generation);
+  }
+  ForgetOldGenerations();
+}
+
+int64_t Registry::LastGeneration(const std::string& fingerprint) const {
+  const auto last = generations_.find(fingerprint);
+  return last == generations_.end() ? 0 : last->second.generation;
+}
+
+void Registry::NoteGeneration(const std::string& fingerprint, int64_t generation) {
+  GenerationRecord& record = generations_[fingerprint];
+  record.generation = std::max(record.generation, generation);
+  record.last_use = ++use_count_;
+}
+
+void Registry::ForgetOldGenerations() {
+  std::vector<std::string> forgotten;
+  {
+    MutexLock lock(mutex_);
+    std::vector<std::pair<int64_t, std::string>> without_set;  // by last use
+    for (const auto& [fingerprint, record] : generations_) {
+      const auto is_same = [&name = fingerprint](const WeightSetRef& set) { return set->fingerprint().hash == name; };
+      if (std::none_of(sets_.begin(), sets_.end(), is_same)) without_set.emplace_back(record.last_use, fingerprint);
+    }
+    if (without_set.size() <= options_.max_generations) return;
+    std::sort(without_set.begin(), without_set.end());
+    without_set.resize(without_set.size() - options_.max_generations);
+    for (const auto& [last_use, fingerprint] : without_set) {
+      generations_.erase(fingerprint);
+      forgotten.push_back(fingerprint);
+    }
+  }
+  // One that stays behind costs the vault a line, and counts again after the next start.
+  for (const std::string& fingerprint : forgotten) options_.vault->ForgetGeneration(fingerprint).IgnoreError();
+}
+
+// ---- Release.
+
+absl::StatusOr<Registry::Released> Registry::Release(const WeightSetRef& set) {
+  return ReleaseWith(LeasePolicy::kRefuse, set);
+}
+
+absl::StatusOr<Registry::Released> Registry::ReleaseByForce(const WeightSetRef& set) {
+  return ReleaseWith(LeasePolicy::kEnd, set);
+}
+
+absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, const WeightSetRef& set) {
+  Callbacks callbacks;
+  Released released;
+  size_t rank_count = 0;
+  {
+    MutexLock lock(mutex_);
+    if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotLeased(*set));
+    if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
+    if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
+    released.set = DescribeLocked(*set);
+    if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) {  // failed, or released meanwhile by somebody else
+      Forget(set);
+      return released;
+    }
+    released.ended_leases =
+        EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", &callbacks);
+    rank_count = set->shards_.size();
+  }
+  Call(std::exchange(callbacks, {}));
+  RETURN_IF_ERROR(ForgetShards(*set, rank_count));
+  {
+    MutexLock lock(mutex_);
+    // Unless another call that came meanwhile has done it.
+    if (set->state_ == v1::WEIGHT_SET_STATE_DRAINING) FinishRelease(set, &callbacks);
+    released.set.set_state(set->state_);
+  }
+  Call(callbacks);
+  return released;
+}
+
+absl::Status Registry::CheckNotLeased(const WeightSetEntry& set) const {
+  const int leases = CountLeases(set);
+  if (leases == 0) return absl::OkStatus();
+  return MakeError(Reason::kLeased,
+                   absl::StrCat("weight set ", set.fingerprint().hash, " has ", leases,
+                                " leases: stop the engines that hold them, or use force"),
+                   {{"fingerprint", set.fingerprint().hash}, {"lease_count", absl::StrCat(leases)}});
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,78 @@
+// Where the broker writes down what the next broker must know, behind an interface: a set is RESIDENT only once the
+// vault has all of its shards, so that no broker's end can lose one that an engine has seen.
+//
+//   RETURN_IF_ERROR(vault.KeepLoad(set, 1));                   // the next broker would start this load again
+//   RETURN_IF_ERROR(vault.Keep({set, residency, shard, 1}));   // returns when it is safe
+//   RETURN_IF_ERROR(vault.ForgetLoad(set.fingerprint.hash));
+//
+// Thread-safe. Calls block until they are acknowledged: make none while holding a lock. Those that return a status fail
+// with KEEPER_REFUSED if the vault is at a limit, SERVICE_UNAVAILABLE if it has gone, and DEADLINE_EXCEEDED if it is
+// not known whether it has done it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/broker/shard.h"
+#include "server/broker/weight_set.h"
+
+namespace weightbroker {
+
+// What the broker before this one had written down, as far as it proved to be right.
+struct Adoption {
+  struct Set {
+    NewWeightSet request;
+    std::vector<std::shared_ptr<const Shard>> shards;  // by rank, every one of them
+    Residency residency;
+  };
+  struct Load {
+    NewWeightSet request;
+    int32_t attempt = 0;  // how many brokers have begun it
+  };
+
+  std::vector<Set> sets;                       // oldest first, by when they became resident; none of them twice
+  std::vector<Load> loads;                     // of fingerprints that are not among the sets
+  std::map<std::string, int64_t> generations;  // by fingerprint; those of the sets, too
+  int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
+};
+
+// One shard with all that it is part of.
+struct ShardToKeep {
+  const NewWeightSet& set;
+  const Residency& residency;
+  const Shard& shard;
+  int32_t rank_count;
+};
+
+class ShardVault {
+ public:
+  virtual ~ShardVault() = default;
+
+  // Keeps a shard, with duplicates of its descriptors, in place of what was kept of that fingerprint and rank.
+  virtual absl::Status Keep(const ShardToKeep& shard) = 0;
+  // Ok if there is none. Forget before the descriptors here are closed: whoever closes the last one waits for the
+  // kernel to free the memory.
+  virtual absl::Status Forget(const std::string& fingerprint, int32_t rank) = 0;
+
+  // Keeps a load that `attempt` brokers have begun, this one included.
+  virtual absl::Status KeepLoad(const NewWeightSet& set, int32_t attempt) = 0;
+  virtual absl::Status ForgetLoad(const std::string& fingerprint) = 0;
+
+  virtual absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) = 0;
+  virtual absl::Status ForgetGeneration(const std::string& fingerprint) = 0;
+
+  // The first call gets it, later ones nothing.
+  virtual Adoption TakeAdoption() = 0;
+
+  // Whether what is kept outlives this process.
+  virtual bool outlives_broker() const = 0;
+};
+
+// Keeps nothing, and says that all is well: for a broker that runs alone. Never deleted.
+ShardVault& NoVault();
+
+}  // namespace weightbroker

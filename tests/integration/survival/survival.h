@@ -1,0 +1,46 @@
+// What the tests of survival need beside the service: its broker, how to end it, and who opens which file.
+//
+//   Service service;
+//   const pid_t before = BrokerOf(service);
+//   KillBroker(service, SIGKILL);                    // returns once another one is there
+//   EXPECT_NE(BrokerOf(service), before);
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "common/base/unique_fd.h"
+#include "tests/integration/service.h"
+
+namespace weightbroker::testing {
+
+// The broker's process, or 0 if there is none at this moment.
+pid_t BrokerOf(const Service& service);
+
+// Whether another process than `before` is the broker, in time.
+bool WaitForAnotherBroker(const Service& service, pid_t before);
+
+// Ends the broker and waits for the next one. False if none comes.
+bool KillBroker(const Service& service, int signal);
+
+// Whether Health says so in time, over whichever broker answers.
+bool WaitForStatus(const Service& service, v1::HealthResponse::Status status);
+
+// A model of `bytes` in one file that is a hole but for its header: large for a loader, small on disk.
+void WriteLargeModel(const std::string& folder, int64_t bytes);
+
+// Sees every opening of a file in a folder, whoever does it.
+class OpenWatch {
+ public:
+  explicit OpenWatch(const std::string& folder);
+
+  // The names of the files that have been opened since the last call.
+  std::vector<std::string> Opened();
+
+ private:
+  UniqueFd inotify_;
+};
+
+}  // namespace weightbroker::testing

@@ -1,0 +1,135 @@
+#include "server/broker/keeper_loader_spawner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "common/base/error.h"
+#include "common/base/socket.h"
+#include "common/process/spawn.h"
+#include "tests/support/status_matchers.h"
+
+namespace weightbroker {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::StatusIs;
+
+constexpr milliseconds kPatience(20'000);
+
+class KeeperLoaderSpawnerTest : public ::testing::Test {
+ protected:
+  // Plays the keeper: starts a program that sleeps, and tells its end when the test says so.
+  absl::StatusOr<KeeperLoader> StartSleeper(int request_fd) {
+    request_ = ReadRequest(request_fd);
+    auto child = Spawn({.path = "/bin/sleep", .arguments = {"1000"}, .fds = {}});
+    if (!child.ok()) return child.status();
+    SocketPair control = CreateSeqpacketPair().value();
+    KeeperLoader loader;
+    loader.pid = child->pid();
+    loader.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, child->pid(), 0)));
+    loader.control_socket = std::move(control.first);
+    child_.emplace(*std::move(child));
+    return loader;
+  }
+
+  static std::string ReadRequest(int fd) {
+    internal::v1::LoadRequest request;
+    std::string bytes(1000, '\0');
+    bytes.resize(static_cast<size_t>(pread(fd, bytes.data(), bytes.size(), 0)));
+    EXPECT_TRUE(request.ParseFromString(bytes));
+    return request.fingerprint();
+  }
+
+  absl::StatusOr<SpawnedLoader> SpawnOne() {
+    spawner_.Start([this](const std::vector<std::string>&, int request_fd) { return StartSleeper(request_fd); });
+    internal::v1::LoadRequest request;
+    request.set_fingerprint("abc");
+    return spawner_.Spawn(request);
+  }
+
+  KeeperLoaderSpawner spawner_;
+  std::optional<ChildProcess> child_;
+  std::string request_;
+};
+
+TEST_F(KeeperLoaderSpawnerTest, HandsTheRequestOver) {
+  const auto loader = SpawnOne();
+  ASSERT_THAT(loader, IsOk());
+  EXPECT_EQ(request_, "abc");
+}
+
+TEST_F(KeeperLoaderSpawnerTest, SaysHowTheLoaderDied) {
+  const auto loader = SpawnOne();
+  std::thread keeper([this] { spawner_.OnExited(child_->pid(), SIGSEGV); });
+  EXPECT_EQ(loader->process->WaitForEnd(kPatience), "killed by SIGSEGV");
+  EXPECT_EQ(loader->process->WaitForEnd(milliseconds(0)), "killed by SIGSEGV");
+  keeper.join();
+}
+
+TEST_F(KeeperLoaderSpawnerTest, KnowsAnEndThatCameBeforeTheLoaderWasHandedOver) {
+  spawner_.Start([this](const std::vector<std::string>&, int request_fd) {
+    auto loader = StartSleeper(request_fd);
+    spawner_.OnExited(loader->pid, 3 << 8);
+    return loader;
+  });
+  const auto loader = spawner_.Spawn({});
+  ASSERT_THAT(loader, IsOk());
+  EXPECT_EQ(loader->process->WaitForEnd(milliseconds(0)), "exit code 3");
+}
+
+TEST_F(KeeperLoaderSpawnerTest, DoesNotKnowTheEndOfOneThatRuns) {
+  const auto loader = SpawnOne();
+  EXPECT_EQ(loader->process->WaitForEnd(milliseconds(10)), "");
+}
+
+TEST_F(KeeperLoaderSpawnerTest, KillsALoaderThatIsNotWantedAnyMore) {
+  {
+    const auto loader = SpawnOne();
+    ASSERT_THAT(loader, IsOk());
+  }
+  const auto exit = child_->Wait(kPatience);
+  ASSERT_THAT(exit, IsOk());
+  EXPECT_EQ(exit->signal, SIGKILL);
+}
+
+TEST_F(KeeperLoaderSpawnerTest, TakesNoLateNewsOfOneLoaderForThatOfTheNextWithItsNumber) {
+  pid_t pid = 0;
+  {
+    const auto loader = SpawnOne();
+    pid = child_->pid();
+  }
+  spawner_.OnExited(pid, SIGKILL);
+  spawner_.Start([this, pid](const std::vector<std::string>&, int request_fd) {
+    auto loader = StartSleeper(request_fd);
+    loader->pid = pid;  // as if the kernel had given the number again
+    return loader;
+  });
+  const auto next = spawner_.Spawn({});
+  EXPECT_EQ(next->process->WaitForEnd(milliseconds(10)), "");
+}
+
+TEST_F(KeeperLoaderSpawnerTest, SaysWhyTheKeeperStartsNone) {
+  spawner_.Start([](const std::vector<std::string>&, int) -> absl::StatusOr<KeeperLoader> {
+    return MakeError(Reason::kKeeperRefused, "64 loaders are running");
+  });
+  EXPECT_THAT(spawner_.Spawn({}), StatusIs(Reason::kKeeperRefused, HasSubstr("64 loaders")));
+}
+
+TEST_F(KeeperLoaderSpawnerTest, SpawnsNothingBeforeThereIsAKeeper) {
+  EXPECT_THAT(spawner_.Spawn({}), StatusIs(Reason::kServiceUnavailable));
+}
+
+}  // namespace
+}  // namespace weightbroker
