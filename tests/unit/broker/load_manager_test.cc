@@ -392,7 +392,7 @@ class ProcessLoaderTest : public ::testing::Test {
   // Loads with the program at `path` to the end.
   absl::Status FailureOf(const std::string& path) {
     Start(path);
-    const WeightSetRef set = loads_->Load(Wanted('a'), CheckpointIdentity()).value();
+    const WeightSetRef set = loads_->Load(Wanted('a')).value();
     while (registry_->View(set).state != v1::WEIGHT_SET_STATE_FAILED) std::this_thread::yield();
     return registry_->View(set).failure;
   }
@@ -426,7 +426,7 @@ TEST_F(ProcessLoaderTest, SaysThatALoaderCannotBeStarted) {
 
 TEST_F(ProcessLoaderTest, KillsALoaderThatIsCancelledAndLeavesNoChild) {
   Start(WriteSleeper());
-  const WeightSetRef set = loads_->Load(Wanted('a'), CheckpointIdentity()).value();
+  const WeightSetRef set = loads_->Load(Wanted('a')).value();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   loads_->Cancel(set, MakeError(Reason::kCancelled, "an operator said so"));
   EXPECT_THAT(registry_->View(set).failure, StatusIs(Reason::kCancelled));
