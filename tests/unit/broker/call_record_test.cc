@@ -25,6 +25,7 @@ class CallRecordTest : public ::testing::Test {
   CallRecordTest() {
     context_.metrics = &metrics_;
     context_.clock = &clock_;
+    context_.live_calls = &live_calls_;
     context_.find_peer = [](const std::string& grpc_peer) -> std::optional<Peer> {
       if (grpc_peer == "fd:7") return Peer{.uid = 1000, .gid = 1000, .pid = 42};
       return std::nullopt;
@@ -32,6 +33,7 @@ class CallRecordTest : public ::testing::Test {
   }
 
   FakeClock clock_;
+  LiveCalls live_calls_;
   Metrics metrics_{"1.2.3", [] { return GaugeValues(); }};
   ServiceContext context_;
 };
