@@ -13,11 +13,11 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/identity/checkpoint_identity.h"
 #include "common/identity/fingerprint.h"
+#include "common/load/load_engine.h"
 #include "common/memory/host_slab.h"
 #include "common/plan/manifest.h"
 #include "common/plan/plan.h"
 #include "common/quant/gate.h"
-#include "common/load/load_engine.h"
 
 namespace weightbroker::client {
 namespace {

@@ -50,7 +50,8 @@ class Endpoint {
   // twice, but not from `on_refused`.
   void Stop();
 
-  // Whether the endpoint's thread takes notice within `timeout`: it hangs if not. Not to be called during or after Stop.
+  // Whether the endpoint's thread takes notice within `timeout`: it hangs if not. Not to be called during or after
+  // Stop.
   bool Responds(std::chrono::milliseconds timeout) { return acceptor_.Responds(timeout); }
 
   PeerTable& peers() { return peers_; }

@@ -34,13 +34,28 @@ absl::StatusOr<BrokerConfig> Parse(std::vector<std::string> words) {
 
 TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   TempFolder folder;
-  const auto config =
-      Parse({"--socket=/tmp/a.sock", "--socket_mode=0600", "--socket_group=root", "--allowed_uids=7,root",
-             "--allowed_gids=8", "--model_roots=m=" + folder.path(), "--memory_limit=2GiB",
-             "--metrics_address=127.0.0.1:1234", "--reader_threads=3", "--max_concurrent_loads=5",
-             "--log_level=warning", "--loader_path=/bin/sh", "--broker_path=/bin/sh", "--keeper_socket=/tmp/k.sock",
-             "--no_broker", "--broker_ping_interval=20ms", "--broker_ping_timeout=2s", "--broker_start_timeout=1m",
-             "--max_loaders=6", "--keeper_fd=3", "--resume_fd=4", "--check_resume=1"});
+  const auto config = Parse({"--socket=/tmp/a.sock",
+                             "--socket_mode=0600",
+                             "--socket_group=root",
+                             "--allowed_uids=7,root",
+                             "--allowed_gids=8",
+                             "--model_roots=m=" + folder.path(),
+                             "--memory_limit=2GiB",
+                             "--metrics_address=127.0.0.1:1234",
+                             "--reader_threads=3",
+                             "--max_concurrent_loads=5",
+                             "--log_level=warning",
+                             "--loader_path=/bin/sh",
+                             "--broker_path=/bin/sh",
+                             "--keeper_socket=/tmp/k.sock",
+                             "--no_broker",
+                             "--broker_ping_interval=20ms",
+                             "--broker_ping_timeout=2s",
+                             "--broker_start_timeout=1m",
+                             "--max_loaders=6",
+                             "--keeper_fd=3",
+                             "--resume_fd=4",
+                             "--check_resume=1"});
 
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->socket, "/tmp/a.sock");
