@@ -1,7 +1,10 @@
 #include "client/src/redeem_ticket.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "common/base/error.h"
 #include "weightbroker/redeem.h"
@@ -34,9 +37,11 @@ absl::StatusOr<std::vector<UniqueFd>> RedeemTicket(const std::string& socket_pat
   std::vector<int> received(fd_count);
   size_t received_count = 0;
   char error[kRedeemErrorBytes];
-  const int code = ::weightbroker::RedeemTicket(socket_path.c_str(), ticket.data(), ticket.size(), received.data(),
-                                                received.size(), &received_count,
-                                                static_cast<int>(Remaining(deadline).count()), error, sizeof(error));
+  // A wait of weeks is as good as one without end, and does not fit an int.
+  const auto timeout_ms = std::min<int64_t>(Remaining(deadline).count(), std::numeric_limits<int>::max());
+  const int code =
+      ::weightbroker::RedeemTicket(socket_path.c_str(), ticket.data(), ticket.size(), received.data(), received.size(),
+                                   &received_count, static_cast<int>(timeout_ms), error, sizeof(error));
   if (code != 0) {
     const char* name = strerrorname_np(code);
     return MakeError(ReasonFor(code), error, {{"socket", socket_path}, {"errno", name != nullptr ? name : "unknown"}});

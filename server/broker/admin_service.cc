@@ -40,7 +40,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Unregister(grpc::CallbackServerConte
           {{"fingerprint", response->weight_set().fingerprint()},
            {"ended_leases", absl::StrCat(response->ended_lease_count())},
            {"uid", absl::StrCat(record->peer().uid)},
-           {"pid", absl::StrCat(record->peer().pid)}});
+           {"peer_pid", absl::StrCat(record->peer().pid)}});
     }
     reactor->Finish(record->End(status));
   });

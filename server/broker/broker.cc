@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +22,8 @@ namespace weightbroker {
 namespace {
 
 // Requests are a spec and a few words.
+// An engine holds one a shard; more than that is a client that leaks.
+constexpr int kMaxStreamsPerConnection = 1024;
 constexpr int kMaxRequestBytes = 1 << 20;
 // Health asks which pages a slab would get; every slab worth the name is at least this long.
 constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
@@ -81,28 +82,16 @@ struct Broker::Parts {
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
-            .find_peer = [this](const std::string& grpc_peer) { return FindPeer(grpc_peer); }};
+            .find_peer = [this](const std::string& grpc_peer) { return peers.Find(grpc_peer); }};
   }
 
-  // The endpoint needs the server and the server needs the services, so calls look the endpoint up. There are none
-  // before it accepts.
-  std::optional<Peer> FindPeer(const std::string& grpc_peer) const {
-    PeerTable* const table = peers.load();
-    return table == nullptr ? std::nullopt : table->Find(grpc_peer);
-  }
-
-  int CountConnections() const {
-    PeerTable* const table = peers.load();
-    return table == nullptr ? 0 : table->CountOpen();
-  }
-
-  HealthFacts::Facts ReadFacts() const {
+  HealthFacts::Facts ReadFacts() {
     return {.available_bytes = options.host_memory().available_bytes,
-            .open_connections = CountConnections(),
+            .open_connections = peers.CountOpen(),
             .host_page_kind = ProbeHostPageKind(kProbeSlabBytes)};
   }
 
-  GaugeValues ReadGauges() const {
+  GaugeValues ReadGauges() {
     const RegistryTotals totals = registry->Totals();
     GaugeValues values;
     for (int number = v1::WEIGHT_SET_STATE_ALLOCATING; number <= v1::WEIGHT_SET_STATE_FAILED; ++number) {
@@ -115,7 +104,7 @@ struct Broker::Parts {
     values.resident_tensors = totals.resident_tensors;
     values.reserved_bytes = totals.reserved_bytes;
     values.leases = totals.lease_count;
-    values.open_connections = CountConnections();
+    values.open_connections = peers.CountOpen();
     return values;
   }
 
@@ -125,6 +114,7 @@ struct Broker::Parts {
 
   void AdoptWhatWasKept();
   absl::Status AdoptSet(Adoption::Set kept);
+  absl::StatusOr<WeightSetRef> ResumeLoad(Adoption::Load load);
   absl::Status Serve(int listen_fd);
   bool IsAlive();
   void Shutdown();
@@ -135,7 +125,7 @@ struct Broker::Parts {
   IdentityCache identities;
   const std::shared_ptr<Registry> registry;
   TicketBox tickets;
-  std::atomic<PeerTable*> peers{nullptr};  // the endpoint's
+  PeerTable peers;
   Metrics metrics;
   HealthFacts health_facts;
   LiveCalls live_calls;
@@ -174,14 +164,21 @@ void Broker::Parts::AdoptWhatWasKept() {
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
-    const absl::StatusOr<WeightSetRef> resumed = loads.Resume(std::move(load));
+    const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
     Log(LogLevel::kError, "load.not_resumed",
         {{"fingerprint", fingerprint},
          {"reason", GetErrorDetails(resumed.status()).reason},
          {"message", std::string(resumed.status().message())}});
+    options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+}
+
+absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {
+  const std::string model = load.request.spec.model();
+  RETURN_IF_ERROR(resolver.CheckInside(model, model));  // the roots may be others than they were
+  return loads.Resume(std::move(load));
 }
 
 absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
@@ -211,21 +208,19 @@ absl::Status Broker::Parts::Serve(int listen_fd) {
   builder.RegisterService(&admin);
   builder.RegisterService(&health);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(options.idle_timeout.count()));
   server = builder.BuildAndStart();
   if (server == nullptr) return MakeError(Reason::kSystemError, "the gRPC server could not be started");
-  endpoint = std::make_unique<Endpoint>(
-      EndpointOptions{.listen_fd = listen_fd,
-                      .server = server.get(),
-                      .tickets = &tickets,
-                      .access = options.access,
-                      .handshake_timeout = options.handshake_timeout,
-                      .on_refused = [this](const std::string& reason, const Peer& peer) {
-                        metrics.CountConnectionRefused(reason);
-                        Log(LogLevel::kWarning, "connection.refused",
-                            {{"reason", reason}, {"uid", absl::StrCat(peer.uid)}, {"pid", absl::StrCat(peer.pid)}});
-                      }});
-  peers = &endpoint->peers();
+  endpoint = std::make_unique<Endpoint>(EndpointOptions{
+      .listen_fd = listen_fd,
+      .server = server.get(),
+      .tickets = &tickets,
+      .peers = &peers,
+      .access = options.access,
+      .handshake_timeout = options.handshake_timeout,
+      // The endpoint logs it, at a bounded rate.
+      .on_refused = [this](const std::string& reason, const Peer&) { metrics.CountConnectionRefused(reason); }});
   return absl::OkStatus();
 }
 

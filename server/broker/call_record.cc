@@ -61,7 +61,7 @@ grpc::Status CallRecord::End(const absl::Status& status) {
     LogFields fields = {{"method", std::string(RpcMethodName(method_))}, {"reason", reason}};
     if (peer_.has_value()) {
       fields.emplace_back("uid", absl::StrCat(peer_->uid));
-      fields.emplace_back("pid", absl::StrCat(peer_->pid));
+      fields.emplace_back("peer_pid", absl::StrCat(peer_->pid));
     }
     fields.emplace_back("message", std::string(status.message()));
     Log(LogLevel::kWarning, "call.refused", fields);

@@ -100,6 +100,7 @@ absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
 }
 
 absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
+  RETURN_IF_ERROR(CheckHandleKindCount(request_.handle_kinds_size()));
   std::vector<v1::HandleKind> kinds;
   for (const int kind : request_.handle_kinds()) kinds.push_back(static_cast<v1::HandleKind>(kind));
   return request_.hold() ? Grant(set, kinds) : ShowOnly(set, kinds);
@@ -134,7 +135,7 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
        {"fingerprint", set->fingerprint().hash},
        {"rank", absl::StrCat(shard->rank)},
        {"uid", absl::StrCat(record().peer().uid)},
-       {"pid", absl::StrCat(record().peer().pid)}});
+       {"peer_pid", absl::StrCat(record().peer().pid)}});
   context_.metrics->CountExport(ExportResult::kGranted);
   if (!KeepLease(std::move(lease))) return absl::OkStatus();
   SendShard(std::move(header), *set, *shard);
@@ -211,7 +212,7 @@ void ExportCall::DropLease(const std::string& cause) {
       {{"lease", absl::StrCat(id)},
        {"cause", cause},
        {"uid", absl::StrCat(record().peer().uid)},
-       {"pid", absl::StrCat(record().peer().pid)}});
+       {"peer_pid", absl::StrCat(record().peer().pid)}});
 }
 
 }  // namespace weightbroker

@@ -42,6 +42,7 @@ absl::Status CheckDevices(const v1::RegisterRequest& request) {
 
 absl::Status CheckHandleKinds(const v1::RegisterRequest& request) {
   if (request.handle_kinds().empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckHandleKindCount(request.handle_kinds_size()));
   std::string wanted;
   for (const int kind : request.handle_kinds()) {
     if (kind == v1::HANDLE_KIND_HOST_MEMFD) return absl::OkStatus();
@@ -90,7 +91,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
        {"model", set->spec().model()},
        {"state", StateName(context_.registry->View(set).state)},
        {"uid", absl::StrCat(record().peer().uid)},
-       {"pid", absl::StrCat(record().peer().pid)}});
+       {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
 }
 

@@ -47,6 +47,9 @@ struct ServiceContext {
 // One state for everyone who asks: Health, the standard health service, and readiness.
 v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals);
 
+// INVALID_ARGUMENT for more handle kinds than there could be: what a request says comes back in messages and the log.
+absl::Status CheckHandleKindCount(int count);
+
 // TOO_MANY_REQUESTS, for a call that finds every worker busy and the queue full.
 absl::Status WorkersBusyError();
 

@@ -31,6 +31,7 @@ struct EndpointOptions {
   int listen_fd = -1;              // not owned
   grpc::Server* server = nullptr;  // must outlive the endpoint
   TicketBox* tickets = nullptr;    // must outlive the endpoint
+  PeerTable* peers = nullptr;      // must outlive the endpoint; written before a connection's first call
   AccessPolicy access = {};
   std::chrono::milliseconds handshake_timeout{2000};
   int max_pending_handshakes = 1024;  // beyond that the oldest is dropped
@@ -54,11 +55,8 @@ class Endpoint {
   // Stop.
   bool Responds(std::chrono::milliseconds timeout) { return acceptor_.Responds(timeout); }
 
-  PeerTable& peers() { return peers_; }
-
  private:
-  PeerTable peers_;
-  Acceptor acceptor_;  // last: its thread uses the table
+  Acceptor acceptor_;
 };
 
 }  // namespace weightbroker

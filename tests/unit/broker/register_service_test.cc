@@ -157,6 +157,13 @@ TEST_F(RegisterServiceTest, RefusesHandleKindsThatItHasNotNamingBoth) {
   EXPECT_THAT(Register(request), IsOk());
 }
 
+TEST_F(RegisterServiceTest, RefusesMoreHandleKindsThanThereCouldBeInAShortSentence) {
+  Start();
+  v1::RegisterRequest request = RegisterRequestFor();
+  for (int i = 0; i < 100'000; ++i) request.add_handle_kinds(static_cast<v1::HandleKind>(7));
+  EXPECT_THAT(Register(request), StatusIs(Reason::kInvalidArgument, HasSubstr("100000 entries; at most 16")));
+}
+
 TEST_F(RegisterServiceTest, RefusesCallsThatWouldWaitTooLongForAWorker) {
   BrokerOptions options;
   options.max_waiting_calls = 0;

@@ -63,7 +63,7 @@ FakeService::FakeService() : folder_(MakeFolder()) {
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   endpoint_ = std::make_unique<Endpoint>(
-      EndpointOptions{.listen_fd = listener_->fd(), .server = server_.get(), .tickets = &tickets_});
+      EndpointOptions{.listen_fd = listener_->fd(), .server = server_.get(), .tickets = &tickets_, .peers = &peers_});
 }
 
 FakeService::~FakeService() {

@@ -54,6 +54,7 @@ class FakeService : private v1::WeightBrokerService::Service {
   std::string folder_;
   std::optional<Listener> listener_;
   TicketBox tickets_;
+  PeerTable peers_;
   SharedFds fds_;
   int64_t slab_bytes_ = 0;
   std::vector<v1::Tensor> rows_;

@@ -79,15 +79,16 @@ class EndpointTest : public ::testing::Test {
     listener_.emplace(*std::move(listener));
     ASSERT_EQ(chmod(folder_.path().c_str(), 0755), 0);
     grpc::ServerBuilder builder;
+    service_.set_peers(&peers_);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
     endpoint_.emplace(EndpointOptions{.listen_fd = listener_->fd(),
                                       .server = server_.get(),
                                       .tickets = &tickets_,
+                                      .peers = &peers_,
                                       .access = std::move(access),
                                       .handshake_timeout = milliseconds(500)});
-    service_.set_peers(&endpoint_->peers());
   }
 
   void TearDown() override {
@@ -118,6 +119,7 @@ class EndpointTest : public ::testing::Test {
   WhoAmI service_;
   std::optional<Listener> listener_;
   std::unique_ptr<grpc::Server> server_;
+  PeerTable peers_;
   std::optional<Endpoint> endpoint_;
   pid_t child_pid_ = -1;
 };
@@ -155,7 +157,7 @@ TEST_F(EndpointTest, TellsAUserWhoIsNotAllowedWhyInTheirGrpcError) {
   const std::string refused = CallFromAnotherProcess(kNobody);
   EXPECT_THAT(refused, StartsWith("7 user 65534 (group 65534) may not use this service"));
   EXPECT_THAT(refused, HasSubstr("reason ACCESS_DENIED uid 65534"));
-  EXPECT_EQ(endpoint_->peers().CountOpen(), 0) << "gRPC never saw it";
+  EXPECT_EQ(peers_.CountOpen(), 0) << "gRPC never saw it";
 }
 
 TEST_F(EndpointTest, CarriesGrpcAndDescriptorsOnOneSocket) {
@@ -198,15 +200,15 @@ TEST_F(EndpointTest, CountsAConnectionUntilItIsClosed) {
   auto second = NewChannel(path_);
   ASSERT_TRUE(Call(first, &response).ok());
   ASSERT_TRUE(Call(second, &response).ok());
-  EXPECT_EQ(endpoint_->peers().CountOpen(), 2);
+  EXPECT_EQ(peers_.CountOpen(), 2);
 
   first.reset();
 
   const auto deadline = std::chrono::steady_clock::now() + seconds(10);
-  while (endpoint_->peers().CountOpen() != 1 && std::chrono::steady_clock::now() < deadline) {
+  while (peers_.CountOpen() != 1 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(5));
   }
-  EXPECT_EQ(endpoint_->peers().CountOpen(), 1);
+  EXPECT_EQ(peers_.CountOpen(), 1);
 }
 
 TEST_F(EndpointTest, KnowsTheNewPeerWhenADescriptorNumberIsUsedAgain) {
