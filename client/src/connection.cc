@@ -17,8 +17,8 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& socket_path) {
   // torn down and made again must not inherit a back-off.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // gRPC takes this for how long one attempt to connect may last. A broker that is busy or being replaced leaves connects
-  // in the keeper's socket: they wait there for as long as the call's own deadline lets them.
+  // gRPC takes this for how long one attempt to connect may last. A broker that is busy or being replaced leaves
+  // connects in the keeper's socket: they wait there for as long as the call's own deadline lets them.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 60'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
