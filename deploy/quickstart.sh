@@ -21,6 +21,7 @@ runtime=$(mktemp -d /tmp/weightbroker.XXXXXX)
 readonly runtime
 export WEIGHTBROKER_SOCKET=$runtime/weightbroker.sock
 pids=()
+exec 3>&2  # for clean_up: an interrupt may come while a step's output goes to a file
 
 stop_all() {
   local pid
@@ -38,10 +39,10 @@ clean_up() {
   trap - EXIT INT TERM
   stop_all
   if [[ $code -ge 128 ]]; then
-    say "interrupted; everything that was started has been stopped" >&2
+    say "interrupted; everything that was started has been stopped" >&3
   elif [[ $code -ne 0 ]]; then
-    say "failed" >&2
-    [[ -f $runtime/service.log ]] && tail -n 20 "$runtime/service.log" >&2
+    say "failed" >&3
+    [[ -f $runtime/service.log ]] && tail -n 20 "$runtime/service.log" >&3
   fi
   rm -rf "$runtime"
   exit "$code"
