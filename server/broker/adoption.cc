@@ -1,9 +1,6 @@
 #include "server/broker/adoption.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <span>
 #include <utility>
@@ -12,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/error.h"
+#include "common/base/read_fd.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "common/identity/sha256.h"
@@ -54,14 +52,10 @@ absl::StatusOr<std::string> ReadSealedRecord(const internal::v1::SealedRecord& s
     return Distrust(absl::StrCat("its record is said to have ", sealed.size_bytes(), " bytes; at most ",
                                  kMaxRecordBytes, " are taken"));
   }
-  std::string record(static_cast<size_t>(sealed.size_bytes()), '\0');
-  size_t done = 0;
-  while (done < record.size()) {
-    const ssize_t n = pread(fd.get(), record.data() + done, record.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError("reading a record from its memfd", errno);
-    if (n == 0) return Distrust(absl::StrCat("its record ends after ", done, " of ", record.size(), " bytes"));
-    done += static_cast<size_t>(n);
+  const auto size_bytes = static_cast<size_t>(sealed.size_bytes());
+  ASSIGN_OR_RETURN(std::string record, ReadFd(fd.get(), size_bytes, "reading a record from its memfd"));
+  if (record.size() < size_bytes) {
+    return Distrust(absl::StrCat("its record ends after ", record.size(), " of ", size_bytes, " bytes"));
   }
   if (Sha256Bytes(record) != sealed.sha256()) return Distrust("its record has another SHA-256 than is said of it");
   return record;

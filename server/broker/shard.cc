@@ -1,14 +1,13 @@
 #include "server/broker/shard.h"
 
 #include <google/protobuf/arena.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/read_fd.h"
 #include "common/base/status_macros.h"
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
@@ -26,14 +25,9 @@ absl::Status ManifestError(const std::string& what) {
 }
 
 absl::StatusOr<std::string> ReadAll(int fd, int64_t size_bytes) {
-  std::string bytes(static_cast<size_t>(size_bytes), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError("reading a shard's manifest", errno);
-    if (n == 0) return ManifestError(absl::StrCat("ends after ", done, " of ", size_bytes, " bytes"));
-    done += static_cast<size_t>(n);
+  ASSIGN_OR_RETURN(std::string bytes, ReadFd(fd, static_cast<size_t>(size_bytes), "reading a shard's manifest"));
+  if (bytes.size() < static_cast<size_t>(size_bytes)) {
+    return ManifestError(absl::StrCat("ends after ", bytes.size(), " of ", size_bytes, " bytes"));
   }
   return bytes;
 }

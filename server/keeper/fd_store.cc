@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "common/base/read_fd.h"
 #include "common/base/wire.h"
 
 namespace weightbroker {
@@ -64,14 +65,9 @@ std::optional<Index> ParseIndex(std::string_view bytes) {
 std::string ReadWhole(int fd) {
   struct stat file = {};
   if (fstat(fd, &file) != 0 || file.st_size <= 0) return "";
-  std::string bytes(static_cast<size_t>(file.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (got <= 0) return "";
-    done += static_cast<size_t>(got);
-  }
-  return bytes;
+  const auto size_bytes = static_cast<size_t>(file.st_size);
+  absl::StatusOr<std::string> bytes = ReadFd(fd, size_bytes, "reading an index");
+  return bytes.ok() && bytes->size() == size_bytes ? *std::move(bytes) : "";
 }
 
 // Whether two descriptors of ours are one open file. The service manager judges likewise.

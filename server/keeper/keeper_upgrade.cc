@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/read_fd.h"
 #include "common/base/status_macros.h"
 #include "common/process/spawn.h"
 #include "server/keeper/keeper.h"
@@ -49,15 +50,12 @@ absl::StatusOr<UniqueFd> WriteToMemfd(const std::string& bytes) {
 }
 
 absl::StatusOr<std::string> ReadMemfd(int memfd) {
+  constexpr char kWhat[] = "cannot read the state of the keeper before";
   struct stat file = {};
-  if (fstat(memfd, &file) != 0) return SystemError("cannot read the state of the keeper before", errno);
-  std::string bytes(static_cast<size_t>(file.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = pread(memfd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (got <= 0) return SystemError("cannot read the state of the keeper before", errno);
-    done += static_cast<size_t>(got);
-  }
+  if (fstat(memfd, &file) != 0) return SystemError(kWhat, errno);
+  const auto size_bytes = static_cast<size_t>(file.st_size);
+  ASSIGN_OR_RETURN(std::string bytes, ReadFd(memfd, size_bytes, kWhat));
+  if (bytes.size() < size_bytes) return SystemError(kWhat, EIO);
   return bytes;
 }
 

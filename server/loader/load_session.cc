@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/read_fd.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
@@ -189,13 +190,9 @@ absl::StatusOr<pb::LoadRequest> ReadLoadRequest(int request_fd) {
     return MakeError(Reason::kProtocolError, absl::StrCat("the request has ", status.st_size, " bytes, and at most ",
                                                           kMaxRequestBytes, " are allowed"));
   }
-  std::string bytes(static_cast<size_t>(status.st_size), '\0');
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t count = pread(request_fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return SystemError("read the request", count < 0 ? errno : EIO);
-    done += static_cast<size_t>(count);
-  }
+  const auto size_bytes = static_cast<size_t>(status.st_size);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFd(request_fd, size_bytes, "read the request"));
+  if (bytes.size() < size_bytes) return SystemError("read the request", EIO);
   pb::LoadRequest request;
   if (!request.ParseFromString(bytes)) return MakeError(Reason::kProtocolError, "the request is no LoadRequest");
   return request;
