@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include <filesystem>
@@ -73,19 +74,60 @@ TEST_P(CrashTest, LosesNothingThatWasResidentAndLeavesNothingBehind) {
   EXPECT_THAT(service_->Processes(), SizeIs(2));  // keeper and broker
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryMessage, CrashTest,
-    ::testing::Values("hello:before:1", "hello:after:1", "welcome:after:1", "end_of_entries:after:1", "ready:before:1",
-                      "ready:after:1", "put:before:1", "put:after:1", "put:acked:1", "spawn_loader:before:1",
-                      "spawn_loader:after:1", "spawn_loader:acked:1", "spawned:before:1", "spawned:after:1",
-                      "put:before:2", "put:after:2", "put:acked:2", "put:before:3", "put:after:3", "put:acked:3",
-                      "drop:before:1", "drop:after:1", "drop:acked:1", "drop:before:2", "drop:after:2", "drop:acked:2",
-                      "exited:before:1", "exited:after:1", "ping:after:1", "pong:before:1", "pong:after:1"),
-    [](const ::testing::TestParamInfo<const char*>& param) {
-      std::string name = param.param;
-      for (char& c : name) c = c == ':' ? '_' : c;
-      return name;
-    });
+std::string NameOf(const ::testing::TestParamInfo<const char*>& param) {
+  std::string name = param.param;
+  for (char& c : name) c = c == ':' ? '_' : c;
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryMessage, CrashTest,
+                         ::testing::Values("hello:before:1", "hello:after:1", "welcome:before:1", "welcome:after:1",
+                                           "end_of_entries:before:1", "end_of_entries:after:1", "ready:before:1",
+                                           "ready:after:1", "put:before:1", "put:after:1", "put:acked:1",
+                                           "spawn_loader:before:1", "spawn_loader:after:1", "spawn_loader:acked:1",
+                                           "spawned:before:1", "spawned:after:1", "put:before:2", "put:after:2",
+                                           "put:acked:2", "put:before:3", "put:after:3", "put:acked:3", "drop:before:1",
+                                           "drop:after:1", "drop:acked:1", "drop:before:2", "drop:after:2",
+                                           "drop:acked:2", "exited:before:1", "exited:after:1", "ack:before:1",
+                                           "ack:after:1", "ack:after:2", "ack:after:3", "ping:before:1", "ping:after:1",
+                                           "pong:before:1", "pong:after:1"),
+                         NameOf);
+
+// The broker that has a set dies by the test's hand; its successor dies at the point while it takes over.
+class AdoptionCrashTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AdoptionCrashTest, LeavesTheSetToTheBrokerAfterTheNext) {
+  const TemporaryFolder folder;
+  const std::string token = folder / "token";
+  setenv("WEIGHTBROKER_TEST_CRASH_AT", (std::string("keeper_message:") + GetParam()).c_str(), 1);
+  setenv("WEIGHTBROKER_TEST_CRASH_TOKEN", token.c_str(), 1);
+  const Service service;
+  unsetenv("WEIGHTBROKER_TEST_CRASH_AT");
+  unsetenv("WEIGHTBROKER_TEST_CRASH_TOKEN");
+  CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("small"));
+  ASSERT_THAT(service.Register("small"), IsOk());
+  // A loader that is about to end still has descriptors of what it has loaded.
+  ASSERT_TRUE(Eventually([&] { return service.Loaders().empty(); }));
+  const int memfds = service.CountMemfds();
+
+  WriteFile(token, "once");
+  ASSERT_TRUE(KillBroker(service, SIGKILL));
+  ASSERT_TRUE(Eventually([&] { return !std::filesystem::exists(token); })) << "it never came to that point";
+  auto weights = service.Attach("small");
+  ASSERT_TRUE(Eventually([&] {
+    if (!weights.ok()) weights = service.Attach("small");
+    return weights.ok();
+  })) << weights.status().message();
+  EXPECT_EQ(weights->generation(), 1);
+  EXPECT_TRUE(weights->Verify().ok());
+  EXPECT_TRUE(Eventually([&] { return service.CountMemfds() == memfds; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryMessage, AdoptionCrashTest,
+                         ::testing::Values("welcome:before:1", "entry:before:1", "entry:after:1", "entry:after:2",
+                                           "end_of_entries:before:1", "end_of_entries:after:1", "ready:before:1",
+                                           "ready:after:1"),
+                         NameOf);
 
 }  // namespace
 }  // namespace weightbroker::testing

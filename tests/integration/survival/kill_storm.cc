@@ -65,6 +65,8 @@ class Storm {
     const auto set = service_.Register("m");
     if (!set.ok()) return Complain("the model could not be loaded: " + set.status().ToString());
     fingerprint_ = set->fingerprint();
+    // A loader that is about to end still has descriptors of what it has loaded.
+    Eventually([&] { return service_.Loaders().empty(); });
     const int memfds = service_.CountMemfds();
     OpenWatch watch(service_.ModelFolder("m"));
 
@@ -132,8 +134,10 @@ class Storm {
     attaches_ += report["attached"].get<int64_t>();
     attach_ms_max_ = std::max(attach_ms_max_, report["attach_ms_max"].get<double>());
     leases_lost_ += report["leases_lost"].get<int64_t>();
-    for (const auto& failure : report["failures"])
-      Complain("an engine could not attach: " + failure.get<std::string>());
+    for (const auto& [reason, message] : report["failures"].items()) {
+      Complain("an engine could not attach, " + report["failed"].dump() + " times, the first one with " + reason + " " +
+               message.get<std::string>());
+    }
     if (report["wrong"] != 0) Complain("an engine has seen wrong bytes: " + report["wrong"].dump());
     for (const auto& generation : report["generations"]) {
       if (generation != 1) Complain("an engine has seen generation " + generation.dump());

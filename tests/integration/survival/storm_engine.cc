@@ -51,7 +51,7 @@ class Engine {
   std::string Report() const {
     nlohmann::json report;
     report["attached"] = attach_ms_.size();
-    report["failed"] = failures_.size();
+    report["failed"] = failed_;
     report["failures"] = failures_;
     report["wrong"] = wrong_;
     report["generations"] = generations_;
@@ -82,8 +82,9 @@ class Engine {
     const auto weights = client_->Attach(spec, options);
     const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     if (!weights.ok()) {
-      failures_.push_back(weights.status().reason() + " after " + std::to_string(ms) +
-                          " ms: " + weights.status().message());
+      ++failed_;
+      failures_.emplace(weights.status().reason(),
+                        "after " + std::to_string(ms) + " ms: " + weights.status().message());
       return;
     }
     attach_ms_.push_back(ms);
@@ -115,7 +116,8 @@ class Engine {
   std::optional<Client> client_;
   std::map<std::string, std::string> right_;
   std::vector<double> attach_ms_;
-  std::vector<std::string> failures_;
+  std::map<std::string, std::string> failures_;  // the first of each reason
+  int64_t failed_ = 0;
   std::set<int64_t> generations_;
   std::set<std::string> fingerprints_;
   int64_t wrong_ = 0;

@@ -202,6 +202,31 @@ TEST_F(SurvivalTest, ABrokerThatIsAskedToEndLeavesEverythingToTheNextOne) {
   EXPECT_TRUE(held->Verify().ok());
 }
 
+TEST(Survival, ABrokerIsReplacedByTheProgramThatLiesAtItsPathNow) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "weightbroker-broker";
+  const auto install = [&] {
+    std::filesystem::copy_file(WEIGHTBROKER_BIN_DIR "/weightbroker-broker", path + ".new");
+    std::filesystem::rename(path + ".new", path);
+  };
+  install();
+  const Service service({"--broker_path=" + path});
+  WriteSmallModel(service);
+  ASSERT_THAT(service.Register("small"), IsOk());
+  const auto held = service.Attach("small");
+  ASSERT_TRUE(held.ok());
+  for (int i = 0; i < 3; ++i) {
+    install();
+    ASSERT_TRUE(KillBroker(service, SIGTERM));
+    const auto weights = AttachInTheEnd(service, "small");
+    ASSERT_TRUE(weights.ok());
+    EXPECT_EQ(weights->generation(), 1);
+    const std::string program = "/proc/" + std::to_string(BrokerOf(service)) + "/exe";
+    EXPECT_TRUE(std::filesystem::equivalent(program, path)) << "the old program was started again";
+  }
+  EXPECT_TRUE(held->Verify().ok());
+}
+
 TEST_F(SurvivalTest, TheServiceEndsCleanlyWithASetThatIsHeld) {
   ASSERT_THAT(service_.Register("small"), IsOk());
   Program engine("engine", service_.EngineFlags("small", {"--hold_seconds", "600"}));
