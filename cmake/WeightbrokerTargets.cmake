@@ -11,7 +11,10 @@ endif()
 
 find_program(WEIGHTBROKER_CCACHE ccache)
 if(WEIGHTBROKER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${WEIGHTBROKER_CCACHE})
+  # Paths relative to this clone and no working directory in the hash: every clone on a machine shares what was compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=include_file_ctime,include_file_mtime,time_macros,pch_defines ${WEIGHTBROKER_CCACHE})
 endif()
 
 # Options of our own code only; never of generated or third-party code.
