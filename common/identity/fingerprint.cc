@@ -19,6 +19,8 @@ constexpr char kFingerprintVersion[] = "1";
 // Goes up whenever the same spec and files would come out as other bytes in memory: names, fusion, order, alignment.
 constexpr char kLayoutRevision[] = "1";
 
+constexpr char kDevicePrefix[] = "device.";
+
 constexpr size_t kMaxEnvironmentBytes = 128;
 
 void AddFile(const FileIdentity& file, std::map<std::string, std::string>& components) {
@@ -52,6 +54,14 @@ std::string ValueOf(const Fingerprint& fingerprint, const std::string& field) {
 
 DeviceFacts HostDeviceFacts() {
   return {{"device.kind", "host"}, {"device.compute_capability", "none"}, {"device.driver_version", "none"}};
+}
+
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint) {
+  DeviceFacts facts;
+  for (const auto& [field, value] : fingerprint.components) {
+    if (field.rfind(kDevicePrefix, 0) == 0) facts[field] = value;
+  }
+  return facts;
 }
 
 std::string HashComponents(const std::map<std::string, std::string>& components) {

@@ -18,7 +18,8 @@
 
 namespace weightbroker {
 
-// What the service knows of the device, by field name; for host memory {"device.compute_capability": "none", ...}.
+// What the service knows of the devices that hold the weights, by field name; for host memory
+// {"device.compute_capability": "none", ...}.
 using DeviceFacts = std::map<std::string, std::string>;
 DeviceFacts HostDeviceFacts();
 
@@ -30,6 +31,9 @@ struct Fingerprint {
 // The spec must be complete (see CompleteSpec) and the environment checked (see CheckEnvironment).
 Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment& environment,
                                const CheckpointIdentity& identity, const DeviceFacts& device_facts);
+
+// What of its components is a device's facts.
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint);
 
 // The SHA-256 over the canonical text of `components`: what ComputeFingerprint puts into `hash`.
 std::string HashComponents(const std::map<std::string, std::string>& components);

@@ -234,6 +234,8 @@ class KeeperClient::Impl {
     return KeeperLoader{static_cast<pid_t>(answer.message.number), std::move(answer.fds[0]), std::move(answer.fds[1])};
   }
 
+  absl::Status DetachLoader(pid_t pid) { return Ask({.type = Type::kDetachLoader, .number = pid}, {}).status(); }
+
  private:
   // A question whose answer somebody waits for.
   class Call {
@@ -431,6 +433,7 @@ absl::Status KeeperClient::Drop(const std::string& key) { return impl_->Drop(key
 absl::StatusOr<KeeperLoader> KeeperClient::SpawnLoader(const std::vector<std::string>& arguments, int request_fd) {
   return impl_->SpawnLoader(arguments, request_fd);
 }
+absl::Status KeeperClient::DetachLoader(pid_t pid) { return impl_->DetachLoader(pid); }
 bool KeeperClient::Disconnected() const { return impl_->Disconnected(); }
 
 }  // namespace weightbroker

@@ -53,6 +53,6 @@ struct CheckedEntries {
 };
 
 // A shard of a set of which another rank is missing or refused is refused, too: a set is served whole or not at all.
-CheckedEntries CheckEntries(std::vector<KeeperEntry> entries);
+CheckedEntries CheckEntries(std::vector<KeeperEntry> entries, GpuFdCheck check_gpu_fd = CheckGpuMemoryFd);
 
 }  // namespace weightbroker

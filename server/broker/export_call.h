@@ -31,6 +31,7 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   absl::Status StartExport();
   void RunBySpec();
   absl::Status ExportBySpec();
+  WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
   absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
   absl::Status ExportSet(const WeightSetRef& set);

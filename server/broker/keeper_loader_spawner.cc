@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <set>
 #include <span>
 #include <utility>
@@ -62,12 +63,20 @@ class KeeperLoaderSpawner::Exits {
 
 class KeeperLoaderSpawner::Process : public LoaderProcess {
  public:
-  Process(pid_t pid, UniqueFd pidfd, std::shared_ptr<Exits> exits)
-      : pid_(pid), pidfd_(std::move(pidfd)), exits_(std::move(exits)) {}
+  Process(pid_t pid, UniqueFd pidfd, std::shared_ptr<Exits> exits, DetachFunction detach)
+      : pid_(pid), pidfd_(std::move(pidfd)), exits_(std::move(exits)), detach_(std::move(detach)) {}
 
   ~Process() override {
+    if (detached_) return;  // the keeper says of no such loader how it ended
     Kill();
     exits_->Forget(pid_);
+  }
+
+  absl::Status Detach() override {
+    if (!detach_) return MakeError(Reason::kKeeperRefused, "the keeper cannot detach a loader");
+    RETURN_IF_ERROR(detach_(pid_));
+    detached_ = true;
+    return absl::OkStatus();
   }
 
   // Where the loader is in a PID namespace that this process may not signal into, the closed control socket ends it.
@@ -79,20 +88,25 @@ class KeeperLoaderSpawner::Process : public LoaderProcess {
   const pid_t pid_;
   const UniqueFd pidfd_;
   const std::shared_ptr<Exits> exits_;
+  const DetachFunction detach_;
+  std::atomic<bool> detached_{false};
 };
 
 std::shared_ptr<KeeperLoaderSpawner::Exits> KeeperLoaderSpawner::MakeExits() { return std::make_shared<Exits>(); }
 
-void KeeperLoaderSpawner::Start(SpawnFunction spawn) {
+void KeeperLoaderSpawner::Start(SpawnFunction spawn, DetachFunction detach) {
   MutexLock lock(mutex_);
   spawn_ = std::move(spawn);
+  detach_ = std::move(detach);
 }
 
 absl::StatusOr<SpawnedLoader> KeeperLoaderSpawner::Spawn(const internal::v1::LoadRequest& request) {
   SpawnFunction spawn;
+  DetachFunction detach;
   {
     MutexLock lock(mutex_);
     spawn = spawn_;
+    detach = detach_;
   }
   if (!spawn) return MakeError(Reason::kServiceUnavailable, "there is no keeper yet to start a loader");
   const std::string bytes = request.SerializeAsString();
@@ -100,7 +114,7 @@ absl::StatusOr<SpawnedLoader> KeeperLoaderSpawner::Spawn(const internal::v1::Loa
                    CreateSealedMemfd("weightbroker-load-request", std::as_bytes(std::span(bytes))));
   ASSIGN_OR_RETURN(KeeperLoader loader, spawn({}, request_fd.get()));
   return SpawnedLoader{std::move(loader.control_socket),
-                       std::make_unique<Process>(loader.pid, std::move(loader.pidfd), exits_)};
+                       std::make_unique<Process>(loader.pid, std::move(loader.pidfd), exits_, std::move(detach))};
 }
 
 void KeeperLoaderSpawner::OnExited(pid_t pid, int wait_status) { exits_->Set(pid, wait_status); }

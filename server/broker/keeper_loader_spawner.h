@@ -3,7 +3,8 @@
 //   KeeperLoaderSpawner spawner;
 //   options.on_exited = [&](pid_t pid, int wait_status) { spawner.OnExited(pid, wait_status); };
 //   ASSIGN_OR_RETURN(auto client, KeeperClient::FromFd(std::move(fd), options));
-//   spawner.Start([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); });
+//   spawner.Start([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); },
+//                 [&](pid_t pid) { return client->DetachLoader(pid); });
 //
 // Thread-safe.
 #pragma once
@@ -28,8 +29,11 @@ class KeeperLoaderSpawner : public LoaderSpawner {
   // As KeeperClient::SpawnLoader.
   using SpawnFunction = std::function<absl::StatusOr<KeeperLoader>(const std::vector<std::string>&, int request_fd)>;
 
-  // Loaders can be spawned from here on.
-  void Start(SpawnFunction spawn);
+  // As KeeperClient::DetachLoader.
+  using DetachFunction = std::function<absl::Status(pid_t pid)>;
+
+  // Loaders can be spawned from here on; without `detach` none of them can be detached.
+  void Start(SpawnFunction spawn, DetachFunction detach = {});
 
   // Fails as the spawn function does.
   absl::StatusOr<SpawnedLoader> Spawn(const internal::v1::LoadRequest& request) override;
@@ -46,6 +50,7 @@ class KeeperLoaderSpawner : public LoaderSpawner {
 
   Mutex mutex_;
   SpawnFunction spawn_ ABSL_GUARDED_BY(mutex_);
+  DetachFunction detach_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace weightbroker

@@ -20,6 +20,7 @@ absl::Status KeeperVault::Keep(const ShardToKeep& kept) {
   std::vector<int> fds;
   for (const UniqueFd& fd : *kept.shard.slab_fds) fds.push_back(fd.get());
   fds.push_back(kept.shard.manifest->file().fd.get());
+  if (kept.shard.exporter != nullptr) fds.push_back(kept.shard.exporter->control_fd());
   return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds);
 }
 
@@ -59,7 +60,7 @@ Adoption KeeperVault::TakeAdoption() {
     MutexLock lock(mutex_);
     entries.swap(inherited_);
   }
-  CheckedEntries checked = CheckEntries(std::move(entries));
+  CheckedEntries checked = CheckEntries(std::move(entries), check_gpu_fd_);
   for (const RefusedEntry& refused : checked.refused) ForgetRefused(refused.entry.key, refused.cause);
   for (const std::string& key : checked.finished_load_keys) client_->Drop(key).IgnoreError();
   return std::move(checked.adoption);

@@ -35,6 +35,7 @@ struct LoadManagerOptions {
   std::chrono::milliseconds heartbeat{250};
   int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
   ShardVault* vault = &NoVault();  // must outlive the manager
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };

@@ -1,6 +1,9 @@
 #include "server/broker/load_session.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,18 +26,23 @@ absl::Status Distrust(const std::string& what) {
 }  // namespace
 
 LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-                         std::chrono::milliseconds heartbeat)
-    : registry_(std::move(registry)), set_(std::move(set)), loader_(std::move(loader)), heartbeat_(heartbeat) {}
+                         std::chrono::milliseconds heartbeat, GpuFdCheck check_gpu_fd)
+    : registry_(std::move(registry)),
+      set_(std::move(set)),
+      control_socket_(std::move(loader.control_socket)),
+      process_(std::move(loader.process)),
+      heartbeat_(heartbeat),
+      check_gpu_fd_(check_gpu_fd) {}
 
 absl::Status LoadSession::Run() {
   absl::Status result = Converse();
   if (!result.ok()) {
-    loader_.process->Kill();  // it may be at work still, with memory that nobody will take
-    loader_.process->WaitForEnd(kExitGrace);
+    process_->Kill();  // it may be at work still, with memory that nobody will take
+    process_->WaitForEnd(kExitGrace);
     MutexLock lock(mutex_);
     return cancelled_.ok() ? result : cancelled_;
   }
-  loader_.process->WaitForEnd(kExitGrace);
+  if (set_->placement().handle_kind != v1::HANDLE_KIND_CUDA_IPC) process_->WaitForEnd(kExitGrace);
   return result;
 }
 
@@ -43,7 +51,7 @@ void LoadSession::Cancel(const absl::Status& cause) {
     MutexLock lock(mutex_);
     if (cancelled_.ok()) cancelled_ = cause;
   }
-  loader_.process->Kill();
+  process_->Kill();
 }
 
 absl::Status LoadSession::Converse() {
@@ -78,7 +86,7 @@ absl::Status LoadSession::Converse() {
 
 absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
   while (true) {
-    absl::StatusOr<SocketMessage> message = ReceiveMessage(loader_.control_socket.get(), heartbeat_);
+    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_socket_.get(), heartbeat_);
     if (HasReason(message.status(), Reason::kDeadlineExceeded)) {
       registry_->ReportAlive(set_);
       continue;
@@ -102,7 +110,7 @@ absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
        {"tensors", absl::StrCat(planned.tensor_count())}});
   internal::v1::LoadCommand command;
   command.set_proceed(true);
-  const absl::Status sent = SendMessage(loader_.control_socket.get(), command.SerializeAsString());
+  const absl::Status sent = SendMessage(control_socket_.get(), command.SerializeAsString());
   return HasReason(sent, Reason::kServiceUnavailable) ? DescribeDeath() : sent;
 }
 
@@ -127,9 +135,10 @@ absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& seale
   if (sealed.rank() != planned.rank) {
     return Distrust(absl::StrCat("handed over rank ", sealed.rank(), " where rank ", planned.rank, " was due"));
   }
-  if (static_cast<int>(fds.size()) != sealed.slabs_size() + 1) {
-    return Distrust(
-        absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(), " slabs and a manifest"));
+  const v1::HandleKind kind = set_->placement().handle_kind;
+  if (fds.size() != SlabFdCount(kind, static_cast<size_t>(sealed.slabs_size())) + 1) {
+    return Distrust(absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(),
+                                 " slabs and a manifest, as ", HandleKindName(kind)));
   }
   if (sealed.tensor_count() != planned.tensor_count) {
     return Distrust(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
@@ -140,20 +149,30 @@ absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& seale
   auto shard = std::make_shared<Shard>();
   shard->rank = planned.rank;
   shard->device = planned.device;
-  shard->handle_kind = set_->placement().handle_kind;
-  shard->slabs = {sealed.slabs().begin(), sealed.slabs().end()};
-  ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(shard->slabs, fds));
+  shard->handle_kind = kind;
+  RETURN_IF_ERROR(TakeSlabs({sealed.slabs().begin(), sealed.slabs().end()}, &fds, check_gpu_fd_, shard.get()));
   ASSIGN_OR_RETURN(shard->manifest,
                    Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},
                                         shard->slabs, sealed.tensor_count()));
-  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
   shard->tensor_count = sealed.tensor_count();
+  if (kind == v1::HANDLE_KIND_CUDA_IPC) {
+    ASSIGN_OR_RETURN(shard->exporter, KeepExporter());
+  }
   shards_.push_back(std::move(shard));
   return shards_.size() == plan_.shards.size();
 }
 
+// The loader stays, as the exporter of all its shards.
+absl::StatusOr<std::shared_ptr<const Exporter>> LoadSession::KeepExporter() {
+  if (!shards_.empty()) return shards_.front()->exporter;
+  RETURN_IF_ERROR(process_->Detach());
+  UniqueFd socket(fcntl(control_socket_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!socket.valid()) return SystemError("duplicating an exporter's control socket", errno);
+  return std::make_shared<const Exporter>(std::move(socket), process_);
+}
+
 absl::Status LoadSession::DescribeDeath() {
-  const std::string how = loader_.process->WaitForEnd(kExitGrace);
+  const std::string how = process_->WaitForEnd(kExitGrace);
   return MakeError(Reason::kLoaderFailed,
                    absl::StrCat("the loader ended without a result (", how.empty() ? "how is not known" : how,
                                 "); its memory has been given back: see its log lines, and register again"),

@@ -25,7 +25,8 @@ namespace weightbroker {
 class LoadSession {
  public:
   LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-              std::chrono::milliseconds heartbeat = std::chrono::milliseconds(250));
+              std::chrono::milliseconds heartbeat = std::chrono::milliseconds(250),
+              GpuFdCheck check_gpu_fd = CheckGpuMemoryFd);
 
   // Follows the load to its end. Ok: the set is RESIDENT. Otherwise the caller must Fail the set; the cause is the
   // loader's own, MEMORY_EXHAUSTED, LOADER_FAILED (it died: how, if known), PROTOCOL_ERROR, or what Cancel was given.
@@ -41,12 +42,15 @@ class LoadSession {
   // Whether it was the last one.
   absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
   absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
+  absl::StatusOr<std::shared_ptr<const Exporter>> KeepExporter();
   absl::Status DescribeDeath();
 
   const std::shared_ptr<Registry> registry_;
   const WeightSetRef set_;
-  const SpawnedLoader loader_;
+  const UniqueFd control_socket_;  // to the loader
+  const std::shared_ptr<LoaderProcess> process_;
   const std::chrono::milliseconds heartbeat_;
+  const GpuFdCheck check_gpu_fd_;
   MemoryPlan plan_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
 

@@ -25,6 +25,7 @@
 #include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
 #include "server/broker/broker.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/keeper_loader_spawner.h"
 #include "server/broker/keeper_vault.h"
 #include "server/broker/loader_spawner.h"
@@ -105,7 +106,7 @@ struct Surroundings {
   ShardVault* vault() const { return keeper_vault != nullptr ? keeper_vault.get() : &NoVault(); }
 };
 
-BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around) {
+BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
@@ -116,6 +117,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.version = WEIGHTBROKER_VERSION;
   options.spawner = around.spawner.get();
   options.vault = around.vault();
+  options.devices = devices;
   return options;
 }
 
@@ -133,9 +135,10 @@ absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
   auto keeper = config.keeper_fd.has_value() ? KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options)
                                              : KeeperClient::FromPath(config.keeper_socket, options);
   if (!keeper.ok()) return keeper.status();
-  spawner->Start([client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
-    return client->SpawnLoader(arguments, request_fd);
-  });
+  KeeperClient* const client = keeper->get();
+  spawner->Start([client](const std::vector<std::string>& arguments,
+                          int request_fd) { return client->SpawnLoader(arguments, request_fd); },
+                 [client](pid_t pid) { return client->DetachLoader(pid); });
   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
   around->inherited_listener = std::move(inheritance.listening_socket);
   around->listen_fd = around->inherited_listener.get();
@@ -160,9 +163,12 @@ absl::Status StandAlone(const BrokerConfig& config, Surroundings* around) {
 }
 
 absl::Status Serve(const BrokerConfig& config) {
+  DeviceCatalog devices({.wanted = config.devices, .build_has_kernels = WEIGHTBROKER_HAS_KERNELS != 0});
   Surroundings around;
   RETURN_IF_ERROR(HasKeeper(config) ? JoinKeeper(config, &around) : StandAlone(config, &around));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, around), around.listen_fd));
+  if (config.names_gpus()) RETURN_IF_ERROR(devices.Check());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker,
+                   Broker::Start(MakeOptions(config, around, &devices), around.listen_fd));
   const AliveProbe::Scope asked(&around.alive, broker.get());
   if (around.keeper != nullptr) RETURN_IF_ERROR(around.keeper->Ready());
   Log(LogLevel::kInfo, "broker.ready",

@@ -144,6 +144,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
+      exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
@@ -163,6 +164,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
+  exporters_ended_.Add({});
   for (const char* result : {"granted", "looked", "refused"}) exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
@@ -199,6 +201,8 @@ void Metrics::CountLoad(LoadResult result, double seconds) {
 void Metrics::CountAdoptions(AdoptionResult result, int count) {
   adoptions_.Add({{"result", kAdoptionResults[static_cast<size_t>(result)]}}).Increment(count);
 }
+
+void Metrics::CountExporterEnded() { exporters_ended_.Add({}).Increment(); }
 
 void Metrics::CountExport(ExportResult result) {
   constexpr const char* kNames[] = {"granted", "looked", "refused"};

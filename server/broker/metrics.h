@@ -60,6 +60,8 @@ struct MetricInfo {
     "Loads that have ended: resident, failed, cancelled.")                                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
+  X(kExportersEndedTotal, "weightbroker_exporters_ended_total", kCounter, "",                                       \
+    "Processes that exported a set by CUDA IPC and have ended although the set is resident.")                       \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
@@ -126,6 +128,7 @@ class Metrics {
 
   void CountLoad(LoadResult result, double seconds);
   void CountAdoptions(AdoptionResult result, int count);
+  void CountExporterEnded();
   void CountExport(ExportResult result);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
@@ -149,6 +152,7 @@ class Metrics {
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
   Counters& adoptions_;
+  Counters& exporters_ended_;
   Counters& exports_;
   Counters& refusals_;
   Counters& mismatches_;

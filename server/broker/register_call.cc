@@ -1,5 +1,6 @@
 #include "server/broker/register_call.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -50,11 +51,11 @@ void RegisterCall::Run() {
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
-  ASSIGN_OR_RETURN(const Placement placement, PlaceRanks(request_, WorldSize(spec), context_.devices));
-  ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  ASSIGN_OR_RETURN(WeightSetRef set,
-                   context_.loads->Load({resolved.spec, resolved.environment, std::move(resolved.fingerprint),
-                                         resolved.identity, placement}));
+  ASSIGN_OR_RETURN(const Placement placement, Place(spec));
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
+  Fingerprint fingerprint = resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks));
+  ASSIGN_OR_RETURN(WeightSetRef set, context_.loads->Load({resolved.spec, resolved.environment, std::move(fingerprint),
+                                                           resolved.identity, placement}));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
@@ -64,6 +65,22 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
+}
+
+absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {
+  auto placement = PlaceRanks(request_, WorldSize(spec), context_.devices->Served());
+  const std::string why = context_.devices->refusal();
+  const auto is_on_gpu = [](int kind) {
+    return kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC;
+  };
+  const auto& kinds = request_.handle_kinds();
+  if (why.empty() || !HasReason(placement.status(), Reason::kHandleKindUnsupported) ||
+      std::none_of(kinds.begin(), kinds.end(), is_on_gpu)) {
+    return placement;
+  }
+  // Whoever asked for a GPU should read why there is none, and not only that there is none.
+  return MakeError(Reason::kGpuUnavailable, absl::StrCat(placement.status().message(), "; no GPU is served: ", why),
+                   GetErrorDetails(placement.status()).metadata);
 }
 
 // Called for each change of the set, from whichever thread caused it.

@@ -24,6 +24,7 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
  private:
   void Run();
   absl::StatusOr<WeightSetRef> FindOrLoad();
+  absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   void OnChange();
 
   std::shared_ptr<RegisterCall> Self() { return std::static_pointer_cast<RegisterCall>(shared_from_this()); }

@@ -159,7 +159,8 @@ class Subscription {
 // What a device would still allow.
 struct DeviceMemory {
   int64_t available_bytes = 0;
-  std::string limited_by;  // for people
+  std::string limited_by;    // for people
+  std::string holders = {};  // the processes that use it, for people; empty if nobody knows
 };
 
 // Fingerprint, generation, ranks, tensors and bytes of all its shards.
@@ -232,6 +233,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // WEIGHT_SET_UNKNOWN or WEIGHT_SET_AMBIGUOUS otherwise.
   absl::StatusOr<WeightSetRef> FindByPrefix(const std::string& prefix) const;
 
+  // All of them, oldest first, failed ones included.
+  std::vector<WeightSetRef> Sets() const;
+
   // The sets of one resolved model path that are resident or on their way there, oldest first.
   std::vector<WeightSetRef> FindByModel(const std::string& model) const;
 
@@ -243,13 +247,13 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // ---- Holding shards.
 
   // Takes a lease on the shard of `rank`. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING,
-  // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, or
+  // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, EXPORTER_DEAD, or
   // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's. `on_ended` is called at most once, if the
   // lease ends before it is dropped or the service drains.
   absl::StatusOr<Lease> Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
                                 LeaseEnded on_ended);
 
-  // The shard without a lease, refused as Acquire would.
+  // The shard without a lease, refused as Acquire would, but for an exporter that has ended.
   absl::StatusOr<std::shared_ptr<const Shard>> Look(const WeightSetRef& set, int32_t rank,
                                                     const std::vector<v1::HandleKind>& kinds) const;
 

@@ -7,17 +7,16 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/health_facts.h"
 #include "server/broker/identity_cache.h"
 #include "server/broker/live_calls.h"
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
-#include "server/broker/placement.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -37,7 +36,7 @@ struct ServiceContext {
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
-  std::vector<ServedDevice> devices;
+  DeviceCatalog* devices = nullptr;
   std::string version;
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
