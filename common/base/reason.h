@@ -54,6 +54,13 @@ namespace weightbroker {
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  /* publishing */                                                           \
+  X(kPublishRequired, "PUBLISH_REQUIRED", kFailedPrecondition)               \
+  X(kPublisherGone, "PUBLISHER_GONE", kAborted)                              \
+  X(kPublicationUnknown, "PUBLICATION_UNKNOWN", kNotFound)                   \
+  X(kPromiseBroken, "PROMISE_BROKEN", kFailedPrecondition)                   \
+  X(kManifestInvalid, "MANIFEST_INVALID", kInvalidArgument)                  \
+  X(kStillWritable, "STILL_WRITABLE", kFailedPrecondition)                   \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \

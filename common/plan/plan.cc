@@ -14,6 +14,7 @@
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/quote.h"
+#include "common/plan/engine_layout.h"
 
 namespace weightbroker {
 namespace {
@@ -159,8 +160,13 @@ absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec) {
   if (complete.dtype().empty()) complete.set_dtype(kSpecAuto);
   if (complete.layout().empty()) complete.set_layout(kHfLayout);
   RETURN_IF_ERROR(CheckParallelism(complete.tensor_parallel_size()));
-  RETURN_IF_ERROR(CheckWord("quantization", complete.quantization(), kQuantizations));
+  RETURN_IF_ERROR(CheckEngineFields(complete));
   RETURN_IF_ERROR(CheckWord("dtype", complete.dtype(), kDtypes));
+  if (IsEngineLayout(complete)) {
+    RETURN_IF_ERROR(CheckEngineQuantization(complete));
+    return complete;
+  }
+  RETURN_IF_ERROR(CheckWord("quantization", complete.quantization(), kQuantizations));
   if (complete.layout() != kHfLayout) {
     return MakeError(Reason::kLayoutUnsupported,
                      absl::StrCat("spec.layout ", Quote(complete.layout()), " is not supported: this version serves ",

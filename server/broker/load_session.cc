@@ -67,6 +67,9 @@ absl::Status LoadSession::Converse() {
         if (is_last) return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
         break;
       }
+      case LoadEvent::kAllocated:
+      case LoadEvent::kRefused:
+        return DistrustLoader("answered as one for a publisher would");
       case LoadEvent::EVENT_NOT_SET:
         return DistrustLoader("sent a message without an event");
     }

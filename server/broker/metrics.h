@@ -58,6 +58,8 @@ struct MetricInfo {
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
     "Loads that have ended: resident, failed, cancelled.")                                                          \
+  X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
+    "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
@@ -87,13 +89,15 @@ enum class RpcMethod {
   kRegister,
   kFingerprint,
   kExport,
+  kAllocateSlabs,
+  kCommit,
   kHealth,
   kListWeightSets,
   kUnregister,
   kHealthCheck,
   kHealthWatch,
 };
-inline constexpr size_t kRpcMethodCount = 8;
+inline constexpr size_t kRpcMethodCount = 10;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
@@ -125,6 +129,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
   void CountExport(ExportResult result);
   void CountRefusal(const std::string& reason);
@@ -148,6 +153,7 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& publications_;
   Counters& adoptions_;
   Counters& exports_;
   Counters& refusals_;

@@ -18,6 +18,8 @@
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
 #include "server/broker/placement.h"
+#include "server/broker/publication_manager.h"
+#include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -29,6 +31,7 @@ namespace weightbroker {
 struct ServiceContext {
   std::shared_ptr<Registry> registry;
   LoadManager* loads = nullptr;
+  PublicationManager* publications = nullptr;
   const ModelResolver* resolver = nullptr;
   IdentityCache* identities = nullptr;
   TicketBox* tickets = nullptr;
@@ -39,6 +42,7 @@ struct ServiceContext {
   const Clock* clock = nullptr;
   std::vector<ServedDevice> devices;
   std::string version;
+  PublishQuantizations publish_quantizations;
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;
