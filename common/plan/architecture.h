@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,10 +42,10 @@ class ArchitectureSet {
 
  private:
   ArchitectureSet();
-  absl::Status Add(const std::string& label, const std::string& text, bool may_replace);
+  // `added_names` are those of the files added before, of which none may be named again.
+  absl::Status Add(const std::string& label, const std::string& text, std::set<std::string>& added_names);
 
-  std::vector<std::unique_ptr<Architecture>> architectures_;
-  std::map<std::string, const Architecture*, std::less<>> by_name_;
+  std::map<std::string, std::shared_ptr<const Architecture>, std::less<>> by_name_;
 };
 
 // The *.json files of `folder`, by name: what WithFiles takes. ARCHITECTURE_INVALID if it cannot be read, or if one is

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -19,6 +20,8 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/quote.h"
 #include "common/identity/sha256.h"
+#include "common/load/host_destination.h"
+#include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/quant/gate.h"
 
@@ -82,17 +85,22 @@ class Session {
   absl::Status Plan() {
     ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(file_system_, request_.spec().model()));
     ASSIGN_OR_RETURN(const Quantization quantization, CheckQuantization(checkpoint_));
-    RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(request_.spec(), checkpoint_, quantization.method));
-    ASSIGN_OR_RETURN(plan_, PlanShard(checkpoint_, /*rank=*/0));
+    ASSIGN_OR_RETURN(const ArchitectureSet architectures,
+                     ArchitectureSet::WithFiles({request_.architectures().begin(), request_.architectures().end()}));
+    ASSIGN_OR_RETURN(plan_, PlanNode({.checkpoint = checkpoint_,
+                                      .spec = request_.spec(),
+                                      .quantization = quantization,
+                                      .architectures = architectures,
+                                      .ranks = {0}}));
     RETURN_IF_ERROR(CheckFilesAreThoseOf(identity_, checkpoint_.files));
     return CheckUnchanged(file_system_, identity_);
   }
 
   absl::Status AskToProceed() {
     pb::LoadEvent event;
-    event.mutable_planned()->set_slab_bytes(Sum(plan_.slab_bytes));
+    event.mutable_planned()->set_slab_bytes(Sum(shard().slab_bytes));
     event.mutable_planned()->set_read_bytes(plan_.read_bytes);
-    event.mutable_planned()->set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
+    event.mutable_planned()->set_tensor_count(static_cast<int64_t>(shard().tensors.size()));
     RETURN_IF_ERROR(Send(event));
     ASSIGN_OR_RETURN(const SocketMessage answer, ReceiveMessage(control_fd_));
     pb::LoadCommand command;
@@ -103,7 +111,7 @@ class Session {
   }
 
   absl::Status AllocateSlabs() {
-    for (const int64_t size_bytes : plan_.slab_bytes) {
+    for (const int64_t size_bytes : shard().slab_bytes) {
       ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
       slabs_.push_back(std::move(slab));
     }
@@ -113,9 +121,12 @@ class Session {
   absl::Status Load() {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
     const LoadSource source{file_system_, checkpoint_, identity_, plan_};
-    ASSIGN_OR_RETURN(digests_, LoadShard(source, slabs_, options_, [this](int64_t done_bytes) {
+    std::vector<std::unique_ptr<Destination>> destinations;
+    destinations.push_back(MakeHostDestination(shard(), slabs_));
+    ASSIGN_OR_RETURN(auto digests, LoadNode(source, destinations, options_, [this](int64_t done_bytes) {
                        return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
                      }));
+    digests_ = std::move(digests.front());
     return absl::OkStatus();
   }
 
@@ -136,10 +147,10 @@ class Session {
       description.set_page_kind(result.page_kind);
       fds.push_back(std::move(result.fd));
     }
-    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests_));
+    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(shard(), digests_));
     ASSIGN_OR_RETURN(fds.emplace_back(),
                      CreateSealedMemfd("weightbroker-manifest", std::as_bytes(std::span(manifest))));
-    sealed.set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
+    sealed.set_tensor_count(static_cast<int64_t>(shard().tensors.size()));
     sealed.set_read_bytes(plan_.read_bytes);
     sealed.set_manifest_sha256(Sha256Bytes(manifest));
     sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
@@ -148,6 +159,8 @@ class Session {
     before_hand_over_();
     return SendMessage(control_fd_, event.SerializeAsString(), numbers);
   }
+
+  const ShardPlan& shard() const { return plan_.shards.front(); }
 
   absl::Status SendProgress(v1::WeightSetState phase, int64_t done_bytes) {
     pb::LoadEvent event;
@@ -166,7 +179,7 @@ class Session {
   const std::function<void()>& before_hand_over_;
 
   Checkpoint checkpoint_;
-  ShardPlan plan_;
+  NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
   std::vector<Digest> digests_;
 };
