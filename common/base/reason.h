@@ -44,6 +44,12 @@ namespace weightbroker {
   X(kQuantizationMalformed, "QUANTIZATION_MALFORMED", kFailedPrecondition)   \
   X(kQuantizationConflict, "QUANTIZATION_CONFLICT", kFailedPrecondition)     \
   X(kQuantizationContradicted, "QUANTIZATION_CONTRADICTED", kFailedPrecondition) \
+  X(kWeightNotFinite, "WEIGHT_NOT_FINITE", kFailedPrecondition)              \
+  /* how they are split */                                                   \
+  X(kArchitectureUnknown, "ARCHITECTURE_UNKNOWN", kFailedPrecondition)       \
+  X(kArchitectureMismatch, "ARCHITECTURE_MISMATCH", kFailedPrecondition)     \
+  X(kArchitectureInvalid, "ARCHITECTURE_INVALID", kInvalidArgument)          \
+  X(kSplitImpossible, "SPLIT_IMPOSSIBLE", kFailedPrecondition)               \
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
