@@ -88,6 +88,13 @@ class CommandLine {
         ->required();
     command->add_option("--quantization", register_.quantization, "none or fp8; default: what the checkpoint declares");
     command->add_option("--dtype", register_.dtype, "BF16, F16 or F32; default: the checkpoint's own");
+    command->add_option("--tp", register_.tensor_parallel_size, "The number of ranks that each weight is split over")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    command->add_option("--ranks", register_.ranks, "The ranks that this service is to hold, as 0,1; default: all")
+        ->delimiter(',');
+    command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")
+        ->delimiter(',');
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
     command->add_option("--load_timeout", load_timeout_seconds_, "Seconds to wait for the load")
         ->check(CLI::PositiveNumber)

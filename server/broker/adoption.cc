@@ -14,6 +14,7 @@
 #include "common/base/strings.h"
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
+#include "common/plan/plan.h"
 #include "server/broker/kept_records.h"
 #include "server/broker/names.h"
 #include "weightbroker/internal/v1/kept.pb.h"
@@ -195,6 +196,7 @@ class Checker {
     ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::LoadRecord>(value, fds));
     RETURN_IF_ERROR(CheckFingerprint(key, record.weight_set()));
     ASSIGN_OR_RETURN(NewWeightSet set, ReadWeightSet(record.weight_set()));
+    ASSIGN_OR_RETURN(set.spec, CompleteSpec(set.spec));  // a loader knows fields that an older broker did not
     loads_[key.fingerprint] = {std::move(set), record.attempt()};
     return absl::OkStatus();
   }

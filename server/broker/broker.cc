@@ -64,6 +64,12 @@ struct Broker::Parts {
                .vault = options.vault,
                .check_gpu_fd = options.check_gpu_fd,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
+        publications(
+            {.registry = registry,
+             .spawner = options.spawner,
+             .timeout = options.publish_timeout,
+             .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
+             .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         context(MakeContext()),
         service(context),
@@ -73,6 +79,7 @@ struct Broker::Parts {
   ServiceContext MakeContext() {
     return {.registry = registry,
             .loads = &loads,
+            .publications = &publications,
             .resolver = &resolver,
             .identities = &identities,
             .tickets = &tickets,
@@ -83,6 +90,7 @@ struct Broker::Parts {
             .clock = options.clock,
             .devices = options.devices,
             .version = options.version,
+            .publish_quantizations = options.publish_quantizations,
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),
@@ -133,6 +141,10 @@ struct Broker::Parts {
   }
 
   void WatchExporter(const WeightSetRef& set);
+  void OnPublished(const WeightSetRef& set, const absl::Status& result) {
+    metrics.CountPublication(result.ok());
+    if (result.ok()) metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
+  }
 
   void AdoptWhatWasKept();
   absl::Status AdoptSet(Adoption::Set kept);
@@ -153,6 +165,7 @@ struct Broker::Parts {
   LiveCalls live_calls;
   ExporterWatch exporters;
   LoadManager loads;
+  PublicationManager publications;
   WorkerPool workers;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
@@ -263,6 +276,7 @@ void Broker::Parts::Shutdown() {
   if (endpoint != nullptr) endpoint->Stop();
   registry->BeginDrain();                              // exports get their event and end; watchers see it
   loads.Shutdown();                                    // loads end, and with them the calls that wait for them
+  publications.Shutdown();                             // likewise
   live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();

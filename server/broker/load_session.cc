@@ -10,6 +10,7 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "server/broker/sealed_shard.h"
 
 namespace weightbroker {
 namespace {
@@ -18,10 +19,6 @@ using internal::v1::LoadEvent;
 
 // How long a loader that has said its last word may take to leave.
 constexpr std::chrono::milliseconds kExitGrace(2000);
-
-absl::Status Distrust(const std::string& what) {
-  return MakeError(Reason::kProtocolError, absl::StrCat("the loader ", what));
-}
 
 }  // namespace
 
@@ -59,11 +56,11 @@ absl::Status LoadSession::Converse() {
   while (true) {
     std::vector<UniqueFd> fds;
     ASSIGN_OR_RETURN(const LoadEvent event, NextEvent(&fds));
-    if (!fds.empty() && !event.has_sealed()) return Distrust("sent descriptors before it was done");
+    if (!fds.empty() && !event.has_sealed()) return DistrustLoader("sent descriptors before it was done");
     switch (event.event_case()) {
       case LoadEvent::kFailed: {
         const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
-        return failure.ok() ? Distrust("said that it failed with code OK") : failure;
+        return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
       }
       case LoadEvent::kPlanned:
         RETURN_IF_ERROR(OnPlanned(event.planned()));
@@ -73,13 +70,16 @@ absl::Status LoadSession::Converse() {
         RETURN_IF_ERROR(registry_->ReportProgress(set_, event.progress().phase(), event.progress().done_bytes()));
         break;
       case LoadEvent::kSealed: {
-        if (!planned) return Distrust("handed over a shard that it had not planned");
+        if (!planned) return DistrustLoader("handed over a shard that it had not planned");
         ASSIGN_OR_RETURN(const bool is_last, OnSealed(event.sealed(), std::move(fds)));
         if (is_last) return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
         break;
       }
+      case LoadEvent::kAllocated:
+      case LoadEvent::kRefused:
+        return DistrustLoader("answered as one for a publisher would");
       case LoadEvent::EVENT_NOT_SET:
-        return Distrust("sent a message without an event");
+        return DistrustLoader("sent a message without an event");
     }
   }
 }
@@ -94,7 +94,7 @@ absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
     if (!message.ok()) return message.status();
     if (message->closed) return DescribeDeath();
     LoadEvent event;
-    if (!event.ParseFromString(message->bytes)) return Distrust("sent bytes that are not a LoadEvent");
+    if (!event.ParseFromString(message->bytes)) return DistrustLoader("sent bytes that are not a LoadEvent");
     *fds = std::move(message->fds);
     return event;
   }
@@ -120,7 +120,8 @@ absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned
       planned.shards().begin(), planned.shards().end(), ranks.begin(), ranks.end(),
       [](const internal::v1::PlannedShard& shard, const RankPlacement& rank) { return shard.rank() == rank.rank; });
   if (!is_for_these) {
-    return Distrust(absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
+    return DistrustLoader(
+        absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
   }
   MemoryPlan plan{.shards = {}, .read_bytes = planned.read_bytes()};
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -132,33 +133,17 @@ absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned
 
 absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {
   const ShardMemory& planned = plan_.shards[shards_.size()];
-  if (sealed.rank() != planned.rank) {
-    return Distrust(absl::StrCat("handed over rank ", sealed.rank(), " where rank ", planned.rank, " was due"));
+  if (sealed.rank() == planned.rank && sealed.tensor_count() != planned.tensor_count) {
+    return DistrustLoader(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
+                                       " and handed over ", sealed.tensor_count()));
   }
-  const v1::HandleKind kind = set_->placement().handle_kind;
-  if (fds.size() != SlabFdCount(kind, static_cast<size_t>(sealed.slabs_size())) + 1) {
-    return Distrust(absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(),
-                                 " slabs and a manifest, as ", HandleKindName(kind)));
+  std::shared_ptr<const Exporter> exporter;
+  if (set_->placement().handle_kind == v1::HANDLE_KIND_CUDA_IPC) {
+    ASSIGN_OR_RETURN(exporter, KeepExporter());
   }
-  if (sealed.tensor_count() != planned.tensor_count) {
-    return Distrust(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
-                                 " and handed over ", sealed.tensor_count()));
-  }
-  UniqueFd manifest_fd = std::move(fds.back());
-  fds.pop_back();
-  auto shard = std::make_shared<Shard>();
-  shard->rank = planned.rank;
-  shard->device = planned.device;
-  shard->handle_kind = kind;
-  RETURN_IF_ERROR(TakeSlabs({sealed.slabs().begin(), sealed.slabs().end()}, &fds, check_gpu_fd_, shard.get()));
-  ASSIGN_OR_RETURN(shard->manifest,
-                   Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},
-                                        shard->slabs, sealed.tensor_count()));
-  shard->tensor_count = sealed.tensor_count();
-  if (kind == v1::HANDLE_KIND_CUDA_IPC) {
-    ASSIGN_OR_RETURN(shard->exporter, KeepExporter());
-  }
-  shards_.push_back(std::move(shard));
+  ASSIGN_OR_RETURN(shards_.emplace_back(),
+                   ShardFromLoader(sealed, std::move(fds), {planned.rank, planned.device},
+                                   set_->placement().handle_kind, {check_gpu_fd_, std::move(exporter)}));
   return shards_.size() == plan_.shards.size();
 }
 

@@ -112,6 +112,10 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.memory_limit_bytes = config.memory_limit_bytes;
   options.reader_threads = config.reader_threads;
   options.max_concurrent_loads = config.max_concurrent_loads;
+  options.publish_timeout = config.publish_timeout;
+  for (const EngineMethod& method : config.publish_quantizations) {
+    options.publish_quantizations.insert({method.engine, method.version, method.method});
+  }
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};
   options.version = WEIGHTBROKER_VERSION;

@@ -27,7 +27,8 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
+    "Register", "Fingerprint",    "Export",     "AllocateSlabs", "Commit",
+    "Health",   "ListWeightSets", "Unregister", "HealthCheck",   "HealthWatch"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
                                                    refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
@@ -143,6 +144,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     : registry_(std::make_shared<prometheus::Registry>()),
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
+      publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
@@ -163,6 +165,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   }
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
+  for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   exporters_ended_.Add({});
   for (const char* result : {"granted", "looked", "refused"}) exports_.Add({{"result", result}});
@@ -196,6 +199,10 @@ void Metrics::CountLoad(LoadResult result, double seconds) {
   constexpr const char* kNames[] = {"resident", "failed", "cancelled"};
   loads_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
   if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountPublication(bool resident) {
+  publications_.Add({{"result", resident ? "resident" : "given_up"}}).Increment();
 }
 
 void Metrics::CountAdoptions(AdoptionResult result, int count) {

@@ -58,6 +58,8 @@ struct MetricInfo {
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
     "Loads that have ended: resident, failed, cancelled.")                                                          \
+  X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
+    "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
   X(kExportersEndedTotal, "weightbroker_exporters_ended_total", kCounter, "",                                       \
@@ -89,13 +91,15 @@ enum class RpcMethod {
   kRegister,
   kFingerprint,
   kExport,
+  kAllocateSlabs,
+  kCommit,
   kHealth,
   kListWeightSets,
   kUnregister,
   kHealthCheck,
   kHealthWatch,
 };
-inline constexpr size_t kRpcMethodCount = 8;
+inline constexpr size_t kRpcMethodCount = 10;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
@@ -127,6 +131,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
   void CountExporterEnded();
   void CountExport(ExportResult result);
@@ -151,6 +156,7 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& publications_;
   Counters& adoptions_;
   Counters& exporters_ended_;
   Counters& exports_;

@@ -204,6 +204,51 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
   return absl::OkStatus();
 }
 
+absl::Status Registry::GrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes) {
+  if (bytes < 0) return MakeError(Reason::kInvalidArgument, absl::StrCat(bytes, " bytes of memory cannot be had"));
+  ASSIGN_OR_RETURN(const auto memory, ReadMemory({{device, bytes}}));
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    RETURN_IF_ERROR(CheckNotEnded(*set));
+    if (set->state_ != v1::WEIGHT_SET_STATE_LOADING && !CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
+      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
+    }
+    RETURN_IF_ERROR(CheckMemory(device, bytes, memory.at(device)));
+    std::map<std::string, int64_t> reserved = set->reserved_;
+    reserved[device] += bytes;
+    Reserve(*set, std::move(reserved));
+    set->read_bytes_ += bytes;
+    if (set->state_ == v1::WEIGHT_SET_STATE_ALLOCATING) {
+      set->granted_steady_ = options_.clock->SteadyNow();
+      Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
+    }
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+void Registry::ReturnMemory(const WeightSetRef& set, const std::string& device, int64_t bytes) {
+  MutexLock lock(mutex_);
+  const auto found = set->reserved_.find(device);
+  if (found == set->reserved_.end()) return;  // the set has ended meanwhile
+  std::map<std::string, int64_t> reserved = set->reserved_;
+  reserved[device] = std::max<int64_t>(0, found->second - bytes);
+  Reserve(*set, std::move(reserved));
+  set->read_bytes_ = std::max(set->done_bytes_, set->read_bytes_ - bytes);
+}
+
+void Registry::ReportFilled(const WeightSetRef& set, int64_t more_bytes) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (set->state_ != v1::WEIGHT_SET_STATE_LOADING) return;
+    set->done_bytes_ = std::clamp(set->done_bytes_ + more_bytes, set->done_bytes_, set->read_bytes_);
+    for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
+  }
+  Call(callbacks);
+}
+
 // Asks the machine and reads files: not to be called under the lock.
 absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
     const std::map<std::string, int64_t>& need) const {

@@ -201,6 +201,16 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // have, and what limits where, PROTOCOL_ERROR if the plan makes no sense or memory has been granted before.
   absl::Status GrantMemory(const WeightSetRef& set, const MemoryPlan& plan);
 
+  // Reserves so much more on one device, for a set that grows as it is published: ALLOCATING → LOADING, or stays in
+  // LOADING. Fails as GrantMemory, and with CANCELLED if the set has ended.
+  absl::Status GrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes);
+
+  // Takes back what GrantMore gave and nobody could use.
+  void ReturnMemory(const WeightSetRef& set, const std::string& device, int64_t bytes);
+
+  // Counts memory of a set that is published as filled, as far as it has been granted.
+  void ReportFilled(const WeightSetRef& set, int64_t more_bytes);
+
   // Moves on in LOADING or to VERIFYING; bytes never go back. PROTOCOL_ERROR for any other move.
   absl::Status ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes);
 

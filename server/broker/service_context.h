@@ -17,6 +17,8 @@
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
+#include "server/broker/publication_manager.h"
+#include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -28,6 +30,7 @@ namespace weightbroker {
 struct ServiceContext {
   std::shared_ptr<Registry> registry;
   LoadManager* loads = nullptr;
+  PublicationManager* publications = nullptr;
   const ModelResolver* resolver = nullptr;
   IdentityCache* identities = nullptr;
   TicketBox* tickets = nullptr;
@@ -38,6 +41,7 @@ struct ServiceContext {
   const Clock* clock = nullptr;
   DeviceCatalog* devices = nullptr;
   std::string version;
+  PublishQuantizations publish_quantizations;
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;

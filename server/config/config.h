@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/log.h"
+#include "server/config/values.h"
 
 namespace weightbroker {
 
@@ -44,6 +45,8 @@ struct BrokerConfig {
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
   int reader_threads = 0;                        // 0: the loader chooses
   int max_concurrent_loads = 2;
+  std::chrono::milliseconds publish_timeout{std::chrono::minutes(60)};
+  std::vector<EngineMethod> publish_quantizations;
   LogLevel log_level = LogLevel::kInfo;
 
   std::string broker_path;

@@ -165,8 +165,8 @@ TEST_F(LoadSessionTest, TellsTheBrokerWhyACheckpointIsRefusedBeforeItPlans) {
 TEST_F(LoadSessionTest, RefusesASpecThatTheCheckpointContradicts) {
   CheckpointBuilder().Tensor("a", "BF16", {16}).Write(folder_.path());
   pb::LoadRequest request = Request();
-  request.mutable_spec()->set_dtype("F32");
-  EXPECT_THAT(RunLoad(RealFileSystem(), request).failed, StatusIs(Reason::kDtypeMismatch));
+  request.mutable_spec()->set_quantization("fp8");
+  EXPECT_THAT(RunLoad(RealFileSystem(), request).failed, StatusIs(Reason::kQuantizationContradicted));
 }
 
 TEST_F(LoadSessionTest, RefusesFilesThatChangedSinceTheyWereFingerprinted) {
