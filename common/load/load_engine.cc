@@ -14,8 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/base/thread.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -89,7 +90,15 @@ class LoadRun {
       running_ = thread_count;
     }
     std::vector<std::thread> threads;
-    for (int i = 0; i < thread_count; ++i) threads.emplace_back([this] { ReadUntilDone(); });
+    for (int i = 0; i < thread_count; ++i) {
+      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
+      if (!thread.ok() && threads.empty()) return thread.status();
+      if (!thread.ok()) {  // those that there are read it all, in more time
+        Leave(thread_count - i);
+        break;
+      }
+      threads.push_back(*std::move(thread));
+    }
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
@@ -110,8 +119,14 @@ class LoadRun {
       if (next >= items_.size()) break;
       if (absl::Status status = ReadItemInto(items_[next], buffer.bytes()); !status.ok()) Fail(std::move(status));
     }
+    Leave(1);
+  }
+
+  // So many readers have ended, or were never there.
+  void Leave(int readers) {
     MutexLock lock(mutex_);
-    if (--running_ == 0) ended_.NotifyAll();
+    running_ -= readers;
+    if (running_ == 0) ended_.NotifyAll();
   }
 
   absl::Status ReadItemInto(const ReadItem& item, std::span<std::byte> buffer) {

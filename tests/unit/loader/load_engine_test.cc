@@ -13,6 +13,7 @@
 #include "common/base/error.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/faulty_file_system.h"
+#include "tests/support/no_more_threads.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
 
@@ -95,6 +96,12 @@ TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOf
       }
     }
   }
+}
+
+TEST_F(LoadEngineTest, FailsWhereThereIsNoThreadToReadWith) {
+  Prepare(AwkwardTensors());
+  const testing::NoMoreThreads no_more_threads;
+  EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kSystemError, HasSubstr("a thread for reading a checkpoint")));
 }
 
 TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
