@@ -14,9 +14,9 @@
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 
 namespace weightbroker::tool {
 namespace {

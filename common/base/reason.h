@@ -53,6 +53,7 @@ namespace weightbroker {
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  X(kLoaderStalled, "LOADER_STALLED", kInternal)                             \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \

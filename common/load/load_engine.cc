@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
-#include "common/base/start_thread.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/base/thread.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -105,12 +105,12 @@ class LoadRun {
     std::vector<std::thread> threads;
     for (int i = 0; i < count; ++i) {
       CountReader();
-      std::thread thread;
-      if (!TryStartThread(&thread, [this] { ReadUntilDone(); })) {
+      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
+      if (!thread.ok()) {
         DiscountReader();
         break;
       }
-      threads.push_back(std::move(thread));
+      threads.push_back(*std::move(thread));
     }
     if (threads.empty()) CountReader();  // the caller
     return threads;

@@ -35,6 +35,7 @@ constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
+  if (HasReason(status, Reason::kLoaderStalled)) return LoadResult::kStalled;
   const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
   return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
 }
@@ -58,6 +59,7 @@ struct Broker::Parts {
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         workers(options.worker_threads, options.max_waiting_calls),
@@ -151,6 +153,7 @@ void Broker::Parts::AdoptWhatWasKept() {
   for (Adoption::Set& set : kept.sets) {
     const std::string fingerprint = set.request.fingerprint.hash;
     const size_t rank_count = set.shards.size();
+    options.vault->TakingUp(fingerprint);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -164,6 +167,7 @@ void Broker::Parts::AdoptWhatWasKept() {
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
+    options.vault->TakingUp(fingerprint);
     const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
@@ -173,6 +177,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(resumed.status().message())}});
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+  options.vault->TakingUp("");
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
@@ -80,13 +81,13 @@ absl::Status ExportCall::ExportBySpec() {
 }
 
 absl::Status ExportCall::ExportByFingerprint() {
+  if (request_.has_environment()) RETURN_IF_ERROR(CheckEnvironment(request_.environment()));
   const WeightSetRef set = context_.registry->Find(request_.fingerprint());
   if (set == nullptr) {
-    const std::string fingerprint = request_.fingerprint().substr(0, 64);
     return MakeError(Reason::kNotResident,
-                     absl::StrCat("no weight set with fingerprint \"", fingerprint,
-                                  "\" is resident (all 64 digits are needed); call Register to load it"),
-                     {{"fingerprint", fingerprint}});
+                     absl::StrCat("no weight set with fingerprint ", Quote(request_.fingerprint()),
+                                  " is resident (all 64 digits are needed); call Register to load it"),
+                     {{"fingerprint", Printable(request_.fingerprint())}});
   }
   RETURN_IF_ERROR(CheckEnvironmentOf(set));
   return ExportSet(set);

@@ -53,7 +53,7 @@ struct MetricInfo {
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
-    "Loads that have ended: resident, failed, cancelled.")                                                          \
+    "Loads that have ended: resident, failed, stalled (the loader made no progress and was killed), cancelled.")    \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
@@ -68,7 +68,9 @@ struct MetricInfo {
   X(kRpcDurationSeconds, "weightbroker_rpc_duration_seconds", kHistogram, "method",                                 \
     "Time that a call took; of Export, until the manifest was sent.")                                               \
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
-    "Connections refused or dropped before they reached gRPC, and tickets refused.")
+    "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
+  X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -93,7 +95,7 @@ inline constexpr size_t kRpcMethodCount = 8;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
-enum class LoadResult { kResident, kFailed, kCancelled };
+enum class LoadResult { kResident, kFailed, kStalled, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
 enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
 

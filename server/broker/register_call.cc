@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/spec_resolution.h"
 
@@ -34,8 +35,8 @@ absl::Status CheckDevices(const v1::RegisterRequest& request) {
   for (const std::string& device : request.devices()) {
     if (device == "host") continue;
     return MakeError(Reason::kDeviceUnknown,
-                     absl::StrCat("device \"", device.substr(0, 64), "\" is not one of this service's: host"),
-                     {{"device", device.substr(0, 64)}, {"devices", "host"}});
+                     absl::StrCat("device ", Quote(device), " is not one of this service's: host"),
+                     {{"device", Printable(device)}, {"devices", "host"}});
   }
   return absl::OkStatus();
 }
@@ -46,10 +47,10 @@ absl::Status CheckHandleKinds(const v1::RegisterRequest& request) {
   std::string wanted;
   for (const int kind : request.handle_kinds()) {
     if (kind == v1::HANDLE_KIND_HOST_MEMFD) return absl::OkStatus();
-    absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", kind);
+    absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", HandleKindName(static_cast<v1::HandleKind>(kind)));
   }
   return MakeError(Reason::kHandleKindUnsupported,
-                   absl::StrCat("the service offers HOST_MEMFD (1), but the caller can map only kinds ", wanted),
+                   absl::StrCat("the service offers HOST_MEMFD, but the caller can map only ", wanted),
                    {{"handle_kind", "HOST_MEMFD"}, {"wanted", wanted}});
 }
 

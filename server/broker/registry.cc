@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/registry_internal.h"
 
@@ -151,6 +152,7 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
     }
     RETURN_IF_ERROR(CheckMemory(plan.slab_bytes, host));
     set->plan_ = plan;
+    set->in_huge_pages_ = FitsIntoHugePages(plan.slab_bytes, host);
     set->reserved_bytes_ = plan.slab_bytes;
     set->granted_steady_ = options_.clock->SteadyNow();
     reserved_bytes_ += plan.slab_bytes;
@@ -161,13 +163,10 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
 }
 
 absl::Status Registry::CheckMemory(int64_t need_bytes, const HostMemory& host) const {
-  // What loads under way have been granted but have not filled yet is still "available" to the machine.
-  int64_t promised_bytes = 0;
-  for (const WeightSetRef& set : sets_) {
-    if (IsLoading(set->state_)) promised_bytes += std::max<int64_t>(0, set->reserved_bytes_ - set->done_bytes_);
-  }
-  int64_t have_bytes = host.available_bytes - promised_bytes;
+  int64_t have_bytes = host.available_bytes - PromisedBytes();
   std::string limited_by = host.limited_by;
+  // The loader takes reserved huge pages where there are enough, and those are no part of what is available otherwise.
+  if (FitsIntoHugePages(need_bytes, host)) have_bytes = std::max(have_bytes, need_bytes);
   if (options_.memory_limit_bytes > 0 && options_.memory_limit_bytes - reserved_bytes_ < have_bytes) {
     have_bytes = options_.memory_limit_bytes - reserved_bytes_;
     limited_by = "memory_limit";
@@ -184,6 +183,29 @@ absl::Status Registry::CheckMemory(int64_t need_bytes, const HostMemory& host) c
                     {"limited_by", limited_by}});
 }
 
+// Pages are taken one by one as they are filled.
+int64_t Registry::PromisedBytes() const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    if (!IsLoading(set->state_) || set->in_huge_pages_) continue;
+    promised_bytes += std::max<int64_t>(0, set->reserved_bytes_ - set->done_bytes_);
+  }
+  return promised_bytes;
+}
+
+// Reserved huge pages are taken all at once, before a byte is read.
+int64_t Registry::PromisedHugePageBytes() const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    if (IsLoading(set->state_) && set->in_huge_pages_ && !set->has_progress_) promised_bytes += set->reserved_bytes_;
+  }
+  return promised_bytes;
+}
+
+bool Registry::FitsIntoHugePages(int64_t need_bytes, const HostMemory& host) const {
+  return need_bytes >= kHugePageBytes && need_bytes <= host.free_huge_page_bytes - PromisedHugePageBytes();
+}
+
 absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes) {
   Callbacks callbacks;
   {
@@ -192,6 +214,7 @@ absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetStat
     if (!stays && (phase != v1::WEIGHT_SET_STATE_VERIFYING || !CanMove(set->state_, phase))) {
       return IllegalMove(*set, set->state_, phase);
     }
+    set->has_progress_ = true;
     set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->plan_.read_bytes);
     if (stays) {
       for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
@@ -236,8 +259,8 @@ WeightSetRef Registry::Find(const std::string& fingerprint) const {
 absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) const {
   if (!IsFingerprintPrefix(prefix)) {
     return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat("fingerprint \"", prefix.substr(0, kFingerprintDigits), "\" is not ",
-                                  kMinPrefixDigits, " to ", kFingerprintDigits, " lower-case hexadecimal digits"),
+                     absl::StrCat("fingerprint ", Quote(prefix), " is not ", kMinPrefixDigits, " to ",
+                                  kFingerprintDigits, " lower-case hexadecimal digits"),
                      {{"field", "fingerprint"}});
   }
   std::vector<WeightSetRef> found;

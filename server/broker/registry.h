@@ -63,10 +63,13 @@ class WeightSetEntry {
   v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
   MemoryPlan plan_;             // what has been granted; zeros before
   int64_t reserved_bytes_ = 0;  // counted in Registry::reserved_bytes_
+  bool in_huge_pages_ = false;  // what has been granted is to be had from the machine's reserved huge pages
+  bool has_progress_ = false;   // the loader has said so, and thus has allocated what it was granted
   int64_t done_bytes_ = 0;
   absl::Status failure_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank; while RESIDENT or DRAINING
   std::vector<int> lease_counts_;                     // by rank; RELEASED only when all are 0
+  bool being_forgotten_ = false;                      // a release has the vault forget its shards
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
@@ -305,6 +308,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   int EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMemory(int64_t need_bytes, const HostMemory& host) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What loads under way have been granted and is still there for others to see.
+  int64_t PromisedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t PromisedHugePageBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FitsIntoHugePages(int64_t need_bytes, const HostMemory& host) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<const Shard>> FindShard(const WeightSetEntry& set, int32_t rank,
                                                          const std::vector<v1::HandleKind>& kinds) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -314,6 +321,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   const RegistryOptions options_;
 
   mutable Mutex mutex_;
+  CondVar forgotten_;                                       // the vault has forgotten a set's shards, or could not
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
   std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
   int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -328,7 +336,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
 // "RESIDENT" for WEIGHT_SET_STATE_RESIDENT.
 std::string StateName(v1::WeightSetState state);
 
-// "HOST_MEMFD" for HANDLE_KIND_HOST_MEMFD.
+// "HOST_MEMFD" for HANDLE_KIND_HOST_MEMFD; its number for one that this release does not know.
 std::string HandleKindName(v1::HandleKind kind);
 
 }  // namespace weightbroker

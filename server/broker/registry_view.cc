@@ -26,7 +26,10 @@ std::string StateName(v1::WeightSetState state) {
   return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
 }
 
-std::string HandleKindName(v1::HandleKind kind) { return WithoutPrefix(v1::HandleKind_Name(kind), "HANDLE_KIND_"); }
+std::string HandleKindName(v1::HandleKind kind) {
+  const std::string& name = v1::HandleKind_Name(kind);  // empty for one of a release to come
+  return name.empty() ? std::to_string(kind) : WithoutPrefix(name, "HANDLE_KIND_");
+}
 
 int RegistryTotals::CountLoads() const {
   int loads = 0;

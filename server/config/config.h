@@ -43,6 +43,7 @@ struct BrokerConfig {
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
   int reader_threads = 0;                        // 0: the loader chooses
   int max_concurrent_loads = 2;
+  std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
   LogLevel log_level = LogLevel::kInfo;
 
   std::string broker_path;

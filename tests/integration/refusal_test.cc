@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <string>
 
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
+#include "tests/unit/endpoint/socket_client.h"
 
 namespace weightbroker::testing {
 namespace {
@@ -20,6 +22,21 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Key;
+
+TEST(Garbage, OnAConnectionOfGrpcIsNotTheOperatorsToReadAbout) {
+  Service service;
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd client = Connect(service.socket());
+    // The preface, then a call whose headers refer to an entry that HPACK's table has not.
+    const std::string bytes("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0\0\0\2\1\4\0\0\0\1\xff\x7f",
+                            24 + 9 + 11);
+    Send(client, bytes);
+    EXPECT_TRUE(IsClosedWithin(client, 10'000));
+  }
+  ASSERT_THAT(service.Health(), IsOk());
+  std::istringstream lines(service.program().Errors());
+  for (std::string line; std::getline(lines, line);) EXPECT_THAT(line, HasSubstr(" level=info program="));
+}
 
 class ChangingFileTest : public ::testing::Test {
  protected:

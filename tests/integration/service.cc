@@ -66,11 +66,11 @@ bool IsMemfd(const std::filesystem::path& descriptor) {
 
 }  // namespace
 
-Service::Service(const std::vector<std::string>& flags) : socket_(folder_ / "weightbroker.sock") {
+Service::Service(const std::vector<std::string>& flags, int errors_fd) : socket_(folder_ / "weightbroker.sock") {
   std::filesystem::create_directory(folder_ / "models");
   program_ = std::make_unique<Program>(
       "weightbrokerd",
-      WithMetrics(Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models")}, flags)));
+      WithMetrics(Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models")}, flags)), errors_fd);
   connection_ = *Connection::Open({.socket_path = socket_});
   if (!connection_->WaitUntilConnected(DeadlineIn(kPatience)).ok() || !Health().ok()) {
     fprintf(stderr, "the service does not answer:\n%s\n", program_->Errors().c_str());
