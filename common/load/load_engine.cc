@@ -82,23 +82,11 @@ class LoadRun {
         items_(PlanReads(plan, options.chunk_bytes)),
         sums_(plan.tensors.size()) {}
 
-  // Runs the readers to their end, reporting from this thread meanwhile.
+  // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
     const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), static_cast<int>(items_.size()));
-    {
-      MutexLock lock(mutex_);
-      running_ = thread_count;
-    }
-    std::vector<std::thread> threads;
-    for (int i = 0; i < thread_count; ++i) {
-      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
-      if (!thread.ok() && threads.empty()) return thread.status();
-      if (!thread.ok()) {  // those that there are read it all, in more time
-        Leave(thread_count - i);
-        break;
-      }
-      threads.push_back(*std::move(thread));
-    }
+    std::vector<std::thread> threads = StartReaders(thread_count);
+    if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
@@ -112,6 +100,32 @@ class LoadRun {
   const std::vector<DigestAccumulator>& sums() const { return sums_; }
 
  private:
+  // As many as the system allows.
+  std::vector<std::thread> StartReaders(int count) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) {
+      CountReader();
+      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
+      if (!thread.ok()) {
+        DiscountReader();
+        break;
+      }
+      threads.push_back(*std::move(thread));
+    }
+    if (threads.empty()) CountReader();  // the caller
+    return threads;
+  }
+
+  void CountReader() {
+    MutexLock lock(mutex_);
+    ++running_;
+  }
+
+  void DiscountReader() {
+    MutexLock lock(mutex_);
+    if (--running_ == 0) ended_.NotifyAll();
+  }
+
   void ReadUntilDone() {
     const ReadBuffer buffer(options_.chunk_bytes);
     while (!stop_) {
@@ -119,14 +133,7 @@ class LoadRun {
       if (next >= items_.size()) break;
       if (absl::Status status = ReadItemInto(items_[next], buffer.bytes()); !status.ok()) Fail(std::move(status));
     }
-    Leave(1);
-  }
-
-  // So many readers have ended, or were never there.
-  void Leave(int readers) {
-    MutexLock lock(mutex_);
-    running_ -= readers;
-    if (running_ == 0) ended_.NotifyAll();
+    DiscountReader();
   }
 
   absl::Status ReadItemInto(const ReadItem& item, std::span<std::byte> buffer) {

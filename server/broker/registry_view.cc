@@ -3,15 +3,12 @@
 #include <string>
 
 #include "common/base/error.h"
+#include "common/base/strings.h"
 #include "server/broker/registry.h"
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
 namespace {
-
-std::string WithoutPrefix(const std::string& name, const std::string& prefix) {
-  return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
-}
 
 void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_rank(shard.rank);
@@ -57,6 +54,7 @@ WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   WeightSetView view;
   view.state = set.state_;
   view.generation = set.residency_.generation;
+  view.resident_time = set.residency_.resident_time;
   view.done_bytes = set.done_bytes_;
   view.total_bytes = set.plan_.read_bytes;
   view.failure = set.failure_;

@@ -387,7 +387,7 @@ TEST_F(KeeperProcessTest, RefusesASocketThatAnotherKeeperHas) {
   ASSERT_TRUE(second.ok());
   const auto exit = second->Wait(testing::kPatience);
   ASSERT_TRUE(exit.ok());
-  EXPECT_EQ(exit->code, 1);
+  EXPECT_EQ(exit->code, 4);
   EXPECT_TRUE(ConnectTo(harness_.socket(), SOCK_STREAM).valid());
 }
 

@@ -13,9 +13,9 @@
 #include "common/base/error.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/faulty_file_system.h"
-#include "tests/support/no_more_threads.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/thread_limit.h"
 
 namespace weightbroker {
 namespace {
@@ -29,6 +29,7 @@ using ::weightbroker::testing::ReadFile;
 using ::weightbroker::testing::StatusIs;
 using ::weightbroker::testing::TemporaryFolder;
 using ::weightbroker::testing::TensorBytes;
+using ::weightbroker::testing::ThreadLimit;
 using ::weightbroker::testing::WriteFile;
 
 constexpr char kShard[] = "model.safetensors";
@@ -98,10 +99,13 @@ TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOf
   }
 }
 
-TEST_F(LoadEngineTest, FailsWhereThereIsNoThreadToReadWith) {
-  Prepare(AwkwardTensors());
-  const testing::NoMoreThreads no_more_threads;
-  EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kSystemError, HasSubstr("a thread for reading a checkpoint")));
+TEST_F(LoadEngineTest, ReadsWithTheThreadsThatAreToBeHad) {
+  for (const int threads : {0, 1}) {
+    Prepare(AwkwardTensors());
+    const ThreadLimit limit(threads);
+    ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), {.reader_threads = 8, .chunk_bytes = 8192})))
+        << threads << " threads";
+  }
 }
 
 TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
