@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -52,7 +53,10 @@ bool IsWhole(ssize_t written, std::string_view line) { return written == static_
 bool WriteToPipe(const struct stat& identity, std::string_view line) {
   const auto pipe = Reopen(identity);
   if (pipe->fd() >= 0) return IsWhole(write(pipe->fd(), line.data(), line.size()), line);
-  // A pipe that polls as writable takes PIPE_BUF bytes, unless another process is faster by a hair.
+  const iovec whole = {.iov_base = const_cast<char*>(line.data()), .iov_len = line.size()};
+  const ssize_t written = pwritev2(STDERR_FILENO, &whole, 1, -1, RWF_NOWAIT);
+  if (written >= 0 || errno != EOPNOTSUPP) return IsWhole(written, line);
+  // Before Linux 6.4. A pipe that polls as writable takes PIPE_BUF bytes, unless another process is faster by a hair.
   return HasRoom(STDERR_FILENO) && IsWhole(write(STDERR_FILENO, line.data(), line.size()), line);
 }
 

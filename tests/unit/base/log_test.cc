@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/base/unique_fd.h"
+#include "tests/unit/endpoint/socket_client.h"
 
 namespace weightbroker {
 namespace {
@@ -148,6 +149,19 @@ TEST_P(LogToAReader, CountsWhatItSaysToNobody) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryKind, LogToAReader, ::testing::Values(&MakePipe, &MakeStreamSocket));
+
+TEST(Log, WaitsForNobodyThoughThePipeIsAnotherUsersWhichCannotBeOpenedAnew) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const Reader reader = MakePipe();
+  const StderrIs stderr_is(reader.write_end.get());
+  EXPECT_EQ(testing::RunAsUser(testing::kNobody,
+                               [] {
+                                 LogLines(2'000);
+                                 return DroppedLogLines() > 0 && DroppedLogLines() < 2'000 ? 0 : 1;
+                               }),
+            0);
+  EXPECT_THAT(ReadLines(reader.read_end.get()), Each(EndsWith(" end=1")));
+}
 
 TEST(Log, WritesEveryLineToAFile) {
   const UniqueFd file(open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
