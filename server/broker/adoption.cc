@@ -150,8 +150,12 @@ bool IsWhole(const std::map<int32_t, KeptShard>& shards) {
 
 class Checker {
  public:
-  CheckedEntries Check(std::vector<KeeperEntry> entries) && {
-    for (KeeperEntry& entry : entries) CheckEntry(std::move(entry));
+  CheckedEntries Check(std::vector<KeeperEntry> entries,
+                       const std::function<void(const std::string& key)>& taking_up) && {
+    for (KeeperEntry& entry : entries) {
+      if (taking_up) taking_up(entry.key);
+      CheckEntry(std::move(entry));
+    }
     for (auto& [fingerprint, shards] : shards_) AddSet(fingerprint, std::move(shards));
     std::stable_sort(checked_.adoption.sets.begin(), checked_.adoption.sets.end(), [](const auto& a, const auto& b) {
       return a.residency.resident_time < b.residency.resident_time;
@@ -263,6 +267,9 @@ absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max
   return encoded;
 }
 
-CheckedEntries CheckEntries(std::vector<KeeperEntry> entries) { return Checker().Check(std::move(entries)); }
+CheckedEntries CheckEntries(std::vector<KeeperEntry> entries,
+                            const std::function<void(const std::string& key)>& taking_up) {
+  return Checker().Check(std::move(entries), taking_up);
+}
 
 }  // namespace weightbroker

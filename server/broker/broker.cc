@@ -35,6 +35,7 @@ constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
+  if (HasReason(status, Reason::kLoaderStalled)) return LoadResult::kStalled;
   const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
   return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
 }
@@ -59,6 +60,7 @@ struct Broker::Parts {
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         publications(
@@ -171,6 +173,7 @@ void Broker::Parts::AdoptWhatWasKept() {
     const std::string fingerprint = set.request.fingerprint.hash;
     std::vector<int32_t> ranks;
     for (const auto& shard : set.shards) ranks.push_back(shard->rank);
+    options.vault->TakingUp(fingerprint);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -182,6 +185,7 @@ void Broker::Parts::AdoptWhatWasKept() {
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
+    options.vault->TakingUp(fingerprint);
     const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
@@ -191,6 +195,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(resumed.status().message())}});
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+  options.vault->TakingUp("");
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {

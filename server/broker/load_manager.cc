@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 
 namespace weightbroker {
 namespace {
@@ -111,11 +111,7 @@ absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {
 absl::Status LoadManager::Start(const RunningRef& running) {
   MutexLock lock(mutex_);
   if (shut_down_) return ShuttingDown();
-  try {
-    running->thread = std::thread([this, running] { Follow(running); });
-  } catch (const std::system_error& error) {
-    return SystemError("starting a thread for a load", error.code().value());
-  }
+  ASSIGN_OR_RETURN(running->thread, StartThread("a load", [this, running] { Follow(running); }));
   running_.push_back(running);
   return absl::OkStatus();
 }
@@ -164,8 +160,8 @@ absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
 // with the thread that started it.
 absl::Status LoadManager::RunLoader(const RunningRef& running) {
   ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
-  const auto session =
-      std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader), options_.heartbeat);
+  const auto session = std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader),
+                                                     options_.heartbeat, options_.stall_timeout);
   {
     MutexLock lock(mutex_);
     if (!running->cancelled.ok()) session->Cancel(running->cancelled);

@@ -46,6 +46,7 @@ struct BrokerConfig {
   int max_concurrent_loads = 2;
   std::chrono::milliseconds publish_timeout{std::chrono::minutes(60)};
   std::vector<EngineMethod> publish_quantizations;
+  std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
   LogLevel log_level = LogLevel::kInfo;
 
   std::string broker_path;
@@ -54,6 +55,7 @@ struct BrokerConfig {
 
   std::string keeper_socket;  // empty: none
   bool no_broker = false;     // only with keeper_socket
+  bool detach = false;
   std::chrono::milliseconds broker_ping_interval{1'000};
   std::chrono::milliseconds broker_ping_timeout{5'000};    // 0: never
   std::chrono::milliseconds broker_start_timeout{30'000};  // 0: never

@@ -23,8 +23,9 @@ namespace weightbroker::testing {
 
 class Service {
  public:
-  // Starts it with these flags besides socket and model root, and waits until it answers.
-  explicit Service(const std::vector<std::string>& flags = {});
+  // Starts it with these flags besides socket and model root, and waits until it answers. `errors_fd` is as for
+  // Program.
+  explicit Service(const std::vector<std::string>& flags = {}, int errors_fd = -1);
 
   Program& program() { return *program_; }
   const std::string& socket() const { return socket_; }
