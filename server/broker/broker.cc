@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
 #include "server/broker/health_service.h"
@@ -57,6 +58,7 @@ struct Broker::Parts {
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
+               .architectures = options.architectures,
                .max_concurrent_loads = options.max_concurrent_loads,
                .vault = options.vault,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
@@ -78,6 +80,7 @@ struct Broker::Parts {
             .live_calls = &live_calls,
             .clock = options.clock,
             .version = options.version,
+            .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),

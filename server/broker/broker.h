@@ -28,9 +28,10 @@ namespace weightbroker {
 
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
-  int64_t memory_limit_bytes = 0;   // 0 for no limit but the machine's
-  int reader_threads = 0;           // of each loader; 0 lets it choose
-  int max_concurrent_loads = 2;     // further ones wait
+  int64_t memory_limit_bytes = 0;                    // 0 for no limit but the machine's
+  int reader_threads = 0;                            // of each loader; 0 lets it choose
+  int max_concurrent_loads = 2;                      // further ones wait
+  std::map<std::string, std::string> architectures;  // file name to contents, besides those that are built in
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
   AccessPolicy access;
   std::string version = "unknown";

@@ -36,6 +36,7 @@ struct ServiceContext {
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
   std::string version;
+  std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;
