@@ -236,6 +236,7 @@ absl::StatusOr<ShardPlanner::Part> ShardPlanner::Cut(const TensorRole& role, con
     }
   }
   if (!is_scale && (IsFp8(role) || part.quantize)) RETURN_IF_ERROR(CheckBlocks(role, region, place));
+  MergeNeighbours(region.cut);
   if (is_scale) ToScales(region);
   return part;
 }

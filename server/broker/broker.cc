@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
 #include "server/broker/health_service.h"
@@ -59,6 +60,7 @@ struct Broker::Parts {
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
+               .architectures = options.architectures,
                .max_concurrent_loads = options.max_concurrent_loads,
                .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
@@ -90,6 +92,7 @@ struct Broker::Parts {
             .devices = options.devices,
             .version = options.version,
             .publish_quantizations = options.publish_quantizations,
+            .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),

@@ -171,6 +171,10 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.ForEach("model_roots", [&](const std::string& text) { return AddModelRoot(text, &config); }));
   RETURN_IF_ERROR(
       flags.Parse("memory_limit", ParseByteCount, [&](int64_t bytes) { config.memory_limit_bytes = bytes; }));
+  RETURN_IF_ERROR(flags.ForEach("architecture_dir", [&](const std::string& path) {
+    config.architecture_dir = path;
+    return CheckFolder(path);
+  }));
   RETURN_IF_ERROR(flags.Parse("metrics_address", ParseMetricsAddress,
                               [&](std::optional<int> port) { config.metrics_port = port; }));
   RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));

@@ -41,6 +41,7 @@ struct BrokerConfig {
 
   std::vector<ConfiguredModelRoot> model_roots;  // in their order; no name and no path twice
   int64_t memory_limit_bytes = 0;                // 0: no limit but the machine's
+  std::string architecture_dir;                  // empty for none
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
   int reader_threads = 0;                        // 0: the loader chooses
   int max_concurrent_loads = 2;
