@@ -13,9 +13,13 @@
 namespace weightbroker::client {
 
 // Makes the weights resident first, if the options ask for it and the service does not have them. Thread-safe.
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Connection& connection, const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_ptr<const Connection>& connection,
+                                                              const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
                                                               const AttachOptions& options);
+
+// Whether that failed only because the weights are not there, or not yet.
+bool IsMissing(const absl::Status& status);
 
 // Has the service make the weights resident, joining a load that is under way. Gives the set as it became resident.
 absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,

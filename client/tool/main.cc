@@ -1,10 +1,14 @@
 // weightbroker: the command-line tool for operators.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "client/tool/inspect.h"
+#include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
 #include "common/base/file.h"
 
@@ -38,6 +42,7 @@ class CommandLine {
     app_.require_subcommand(1);
     app_.footer(kFooter);
     AddInspect();
+    AddPlan();
     AddRegister();
     AddList();
     AddHealth();
@@ -48,7 +53,9 @@ class CommandLine {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? kDone : kUsage;
+      const bool done = app_.exit(error) == 0;
+      if (!done) HintAtOrder(argc, argv);
+      return done ? kDone : kUsage;
     }
     service_.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds_ * 1000));
     register_.load_timeout = std::chrono::milliseconds(static_cast<int64_t>(load_timeout_seconds_ * 1000));
@@ -56,6 +63,17 @@ class CommandLine {
   }
 
  private:
+  // A flag of a command is a usage error in front of it, and what CLI11 says of that names the flag only.
+  void HintAtOrder(int argc, char** argv) const {
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty() || words[0].rfind('-', 0) != 0) return;
+    for (const CLI::App* command : app_.get_subcommands(nullptr)) {
+      const std::string name = command->get_name();
+      if (std::find(words.begin(), words.end(), name) == words.end()) continue;
+      fprintf(stderr, "hint: flags stand behind the command: weightbroker %s %s ...\n", name.c_str(), words[0].c_str());
+    }
+  }
+
   void AddServiceFlags(CLI::App* command) {
     command
         ->add_option("--socket", service_.socket,
@@ -78,6 +96,38 @@ class CommandLine {
       if (inspect_.folder.empty() && inspect_.file.empty()) throw CLI::RequiredError("folder or --file");
       run_ = [this] { return RunInspect(inspect_); };
     });
+  }
+
+  void AddPlan() {
+    CLI::App* command = app_.add_subcommand("plan", "Show offline which bytes each rank of a model would hold");
+    command->add_option("folder", plan_.folder, "A model folder")->required();
+    using Setter = void (v1::WeightSpec::*)(int32_t);
+    const std::tuple<const char*, const char*, Setter> sizes[] = {
+        {"--tp", "Ranks that each weight is split over", &v1::WeightSpec::set_tensor_parallel_size},
+        {"--pp", "Stages that the layers are split over", &v1::WeightSpec::set_pipeline_parallel_size},
+        {"--ep", "Groups that the experts are split over", &v1::WeightSpec::set_expert_parallel_size},
+        {"--dp", "Replicas of everything but the experts", &v1::WeightSpec::set_data_parallel_size}};
+    for (const auto& [name, help, set] : sizes) {
+      command->add_option_function<int32_t>(
+          name, [this, set = set](int32_t size) { (plan_.spec.*set)(size); }, help);
+    }
+    command->add_option("--rank", plan_.rank,
+                        "One rank; default: all of them, and the table has the first one's tensors");
+    command->add_option("--layout", *plan_.spec.mutable_layout(), "hf or fused; default: hf");
+    command->add_option("--quantize", *plan_.spec.mutable_quantization(), "fp8_block: while it is loaded");
+    command->add_option("--dtype", *plan_.spec.mutable_dtype(), "BF16, F16 or F32; default: the checkpoint's own");
+    command->add_option("--mtp_layers", *plan_.spec.mutable_mtp_layers(), "keep or drop; default: keep");
+    command
+        ->add_option_function<std::vector<std::string>>(
+            "--unquantized_modules",
+            [this](const std::vector<std::string>& names) {
+              plan_.spec.mutable_unquantized_modules()->Assign(names.begin(), names.end());
+            },
+            "Modules that --quantize leaves as they are, as a,b")
+        ->delimiter(',');
+    command->add_option("--architecture_dir", plan_.architecture_dir, "A folder of architecture files");
+    command->add_flag("--json", plan_.json, "Print JSON instead of a table");
+    command->callback([this] { run_ = [this] { return RunPlan(plan_); }; });
   }
 
   void AddRegister() {
@@ -126,6 +176,7 @@ class CommandLine {
 
   CLI::App app_{"Makes model weights resident in a weightbroker service, and shows what is there."};
   InspectFlags inspect_;
+  PlanFlags plan_;
   ServiceFlags service_;
   RegisterFlags register_;
   UnregisterFlags unregister_;

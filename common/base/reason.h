@@ -61,6 +61,7 @@ namespace weightbroker {
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
+  X(kGenerationMismatch, "GENERATION_MISMATCH", kFailedPrecondition)         \
   X(kStillLoading, "STILL_LOADING", kUnavailable)                            \
   X(kWeightSetUnknown, "WEIGHT_SET_UNKNOWN", kNotFound)                      \
   X(kWeightSetAmbiguous, "WEIGHT_SET_AMBIGUOUS", kInvalidArgument)           \
@@ -68,6 +69,7 @@ namespace weightbroker {
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  X(kLoaderStalled, "LOADER_STALLED", kInternal)                             \
   /* publishing */                                                           \
   X(kPublishRequired, "PUBLISH_REQUIRED", kFailedPrecondition)               \
   X(kPublisherGone, "PUBLISHER_GONE", kAborted)                              \
@@ -85,6 +87,7 @@ namespace weightbroker {
   X(kDraining, "DRAINING", kUnavailable)                                     \
   X(kServiceUnknown, "SERVICE_UNKNOWN", kNotFound)                           \
   X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
+  X(kServiceNotStarted, "SERVICE_NOT_STARTED", kUnavailable)                 \
   X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
   X(kKeeperRefused, "KEEPER_REFUSED", kFailedPrecondition)                   \
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \

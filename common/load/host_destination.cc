@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
 #include "common/load/not_finite.h"
 #include "common/load/read_plan.h"
 #include "common/quant/convert.h"
@@ -209,14 +209,7 @@ class HostDestination : public Destination {
   void StoreRun(const Transfer& transfer, const TensorPlacement& tensor, const std::byte* source, int64_t offset_bytes,
                 std::byte* to, DigestAccumulator& sum) const {
     const auto bytes = static_cast<size_t>(RunBytes(transfer));
-    if (transfer.transform == Transform::kTranspose) {
-      const auto size = static_cast<size_t>(ElementBytes(tensor));
-      for (int64_t i = 0; i < transfer.run_elements; ++i) {
-        std::memcpy(to + i * transfer.element_stride * static_cast<int64_t>(size),
-                    source + i * static_cast<int64_t>(size), size);
-      }
-      return;
-    }
+    if (transfer.transform == Transform::kTranspose) return TransposeRun(transfer, tensor, source, to);
     if (transfer.transform == Transform::kConvert) {
       ConvertElements(*transfer.source_dtype, source, *tensor.dtype, to, transfer.run_elements);
       if (IsDigestedInFlight(transfer)) sum.Add(offset_bytes, {to, bytes});
@@ -224,6 +217,20 @@ class HostDestination : public Destination {
       CopyAndDigest(offset_bytes, {source, bytes}, to, sum);
     } else {
       std::memcpy(to, source, bytes);
+    }
+  }
+
+  static void TransposeRun(const Transfer& transfer, const TensorPlacement& tensor, const std::byte* source,
+                           std::byte* to) {
+    const int64_t from_bytes = transfer.source_dtype->bits / 8;
+    const int64_t to_bytes = transfer.element_stride * ElementBytes(tensor);
+    const bool converts = transfer.source_dtype != tensor.dtype;
+    for (int64_t i = 0; i < transfer.run_elements; ++i, source += from_bytes, to += to_bytes) {
+      if (converts) {
+        ConvertElements(*transfer.source_dtype, source, *tensor.dtype, to, 1);
+      } else {
+        std::memcpy(to, source, static_cast<size_t>(from_bytes));
+      }
     }
   }
 

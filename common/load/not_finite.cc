@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
-#include "common/checkpoint/quote.h"
+#include "common/base/quote.h"
 
 namespace weightbroker {
 

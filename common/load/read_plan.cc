@@ -161,7 +161,7 @@ int64_t ReadPlan::CutUnitOf(int32_t source) const {
     const Transform transform = TransformOf(uses_[i]);
     if (transform == Transform::kQuantizeFp8Block)
       return kFp8BlockSize[0] * tensor.shape.back() * tensor.dtype->bits / 8;
-    if (transform == Transform::kConvert) unit_bytes = 2 * kCutBytes;
+    if (transform != Transform::kCopy) unit_bytes = 2 * kCutBytes;
   }
   return unit_bytes;
 }

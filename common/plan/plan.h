@@ -30,7 +30,7 @@ inline constexpr int64_t kTensorAlignmentBytes = 256;  // what cudaMalloc gives,
 enum class Transform {
   kCopy,              // bytes as they are
   kConvert,           // between F32, F16 and BF16, rounded to nearest even
-  kTranspose,         // runs become columns: see Piece::element_stride
+  kTranspose,         // runs become columns: see Piece::element_stride; converts as kConvert where types differ
   kQuantizeFp8Block,  // F32, F16 or BF16 to F8_E4M3 in blocks of 128x128; the scales go to
                       // TensorPlacement::scale_tensor
 };

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 #include "common/plan/split.h"
 #include "common/quant/convert.h"
 #include "common/quant/gate.h"
@@ -236,6 +236,7 @@ absl::StatusOr<ShardPlanner::Part> ShardPlanner::Cut(const TensorRole& role, con
     }
   }
   if (!is_scale && (IsFp8(role) || part.quantize)) RETURN_IF_ERROR(CheckBlocks(role, region, place));
+  MergeNeighbours(region.cut);
   if (is_scale) ToScales(region);
   return part;
 }

@@ -1,11 +1,12 @@
 #include "common/plan/split.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
 #include "common/quant/gate.h"
 
 namespace weightbroker {
@@ -129,6 +130,18 @@ absl::Status CheckBlocksAreWhole(const SlicedAxis& axis, bool is_part, int64_t l
                       {"block", absl::StrCat(kBlock)}});
   }
   return absl::OkStatus();
+}
+
+void MergeNeighbours(SlicedAxis& axis) {
+  std::vector<Slice> merged;
+  for (const Slice& slice : axis.slices) {
+    if (!merged.empty() && merged.back().end == slice.begin) {
+      merged.back().end = slice.end;
+    } else {
+      merged.push_back(slice);
+    }
+  }
+  axis.slices = std::move(merged);
 }
 
 SlicedAxis ToBlocks(const SlicedAxis& axis) {

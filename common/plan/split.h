@@ -43,6 +43,9 @@ absl::StatusOr<Slice> ExpertsOf(int64_t count, const Place& group);
 absl::Status CheckBlocksAreWhole(const SlicedAxis& axis, bool is_part, int64_t length, const Place& place,
                                  const std::string& tensor);
 
+// Makes slices that follow each other in the source, and so are behind each other, one.
+void MergeNeighbours(SlicedAxis& axis);
+
 // The same split of the dimension of scales that has one for each 128.
 SlicedAxis ToBlocks(const SlicedAxis& axis);
 

@@ -158,8 +158,12 @@ class Checker {
  public:
   explicit Checker(GpuFdCheck check_gpu_fd) : check_gpu_fd_(check_gpu_fd) {}
 
-  CheckedEntries Check(std::vector<KeeperEntry> entries) && {
-    for (KeeperEntry& entry : entries) CheckEntry(std::move(entry));
+  CheckedEntries Check(std::vector<KeeperEntry> entries,
+                       const std::function<void(const std::string& key)>& taking_up) && {
+    for (KeeperEntry& entry : entries) {
+      if (taking_up) taking_up(entry.key);
+      CheckEntry(std::move(entry));
+    }
     for (auto& [fingerprint, shards] : shards_) AddSet(fingerprint, std::move(shards));
     std::stable_sort(checked_.adoption.sets.begin(), checked_.adoption.sets.end(), [](const auto& a, const auto& b) {
       return a.residency.resident_time < b.residency.resident_time;
@@ -272,8 +276,9 @@ absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max
   return encoded;
 }
 
-CheckedEntries CheckEntries(std::vector<KeeperEntry> entries, GpuFdCheck check_gpu_fd) {
-  return Checker(check_gpu_fd).Check(std::move(entries));
+CheckedEntries CheckEntries(std::vector<KeeperEntry> entries,
+                            const std::function<void(const std::string& key)>& taking_up, GpuFdCheck check_gpu_fd) {
+  return Checker(check_gpu_fd).Check(std::move(entries), taking_up);
 }
 
 }  // namespace weightbroker

@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
 #include "server/broker/health_service.h"
@@ -35,6 +36,7 @@ constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
+  if (HasReason(status, Reason::kLoaderStalled)) return LoadResult::kStalled;
   const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
   return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
 }
@@ -60,7 +62,9 @@ struct Broker::Parts {
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
+               .architectures = options.architectures,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
                .check_gpu_fd = options.check_gpu_fd,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
@@ -91,6 +95,7 @@ struct Broker::Parts {
             .devices = options.devices,
             .version = options.version,
             .publish_quantizations = options.publish_quantizations,
+            .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),
@@ -188,6 +193,7 @@ void Broker::Parts::AdoptWhatWasKept() {
     const std::string fingerprint = set.request.fingerprint.hash;
     std::vector<int32_t> ranks;
     for (const auto& shard : set.shards) ranks.push_back(shard->rank);
+    options.vault->TakingUp(fingerprint);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -199,6 +205,7 @@ void Broker::Parts::AdoptWhatWasKept() {
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
+    options.vault->TakingUp(fingerprint);
     const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
@@ -208,6 +215,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(resumed.status().message())}});
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+  options.vault->TakingUp("");
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {
@@ -221,8 +229,8 @@ absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
   RETURN_IF_ERROR(resolver.CheckInside(model, model));  // the roots may be others than they were
   ASSIGN_OR_RETURN(const WeightSetRef set, registry->Adopt(std::move(kept)));
   // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
-  const Fingerprint again =
-      ComputeFingerprint(set->spec(), set->environment(), set->identity(), DeviceFactsOf(set->fingerprint()));
+  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(),
+                                               DeviceFactsOf(set->fingerprint()), context.architectures_sha256);
   if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
   WatchExporter(set);
   Log(LogLevel::kInfo, "weights.adopted", DescribeForLog(registry->Describe(set)));

@@ -160,7 +160,9 @@ absl::StatusOr<DeviceMemory> DeviceCatalog::Memory(const std::string& device) {
   ASSIGN_OR_RETURN(const GpuMemory memory, found.inventory->Memory(device));
   // Who uses it is for people; where NVML does not say, there is still an answer.
   const auto processes = found.inventory->Processes(device);
-  return DeviceMemory{memory.free_bytes, "device", processes.ok() ? DescribeHolders(*processes) : ""};
+  return DeviceMemory{.available_bytes = memory.free_bytes,
+                      .limited_by = "device",
+                      .holders = processes.ok() ? DescribeHolders(*processes) : ""};
 }
 
 GpuReport DeviceCatalog::Report() {

@@ -1,7 +1,7 @@
 // The vault that outlives the broker: everything is kept by the keeper, as entries of its store.
 //
 //   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
-//   KeeperVault vault(keeper->get(), std::move(inheritance.entries));
+//   KeeperVault vault(keeper->get(), std::move(inheritance));
 //
 // An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order (none for CUDA_IPC), the
 // manifest's, and for CUDA_IPC the control socket of its exporter, which ends when nobody holds that. A record that
@@ -10,6 +10,7 @@
 // Thread-safe.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,8 @@ namespace weightbroker {
 
 class KeeperVault : public ShardVault {
  public:
-  // `client` must outlive the vault. `inherited` are the entries of the broker before this one.
-  KeeperVault(KeeperClient* client, std::vector<KeeperEntry> inherited, GpuFdCheck check_gpu_fd = CheckGpuMemoryFd)
+  // `client` must outlive the vault. `inherited` is what the broker before this one has left.
+  KeeperVault(KeeperClient* client, KeeperInheritance inherited, GpuFdCheck check_gpu_fd = CheckGpuMemoryFd)
       : client_(client), check_gpu_fd_(check_gpu_fd), inherited_(std::move(inherited)) {}
 
   absl::Status Keep(const ShardToKeep& shard) override;
@@ -34,6 +35,7 @@ class KeeperVault : public ShardVault {
 
   // Forgets what does not prove to be right, with one log line each.
   Adoption TakeAdoption() override;
+  void TakingUp(const std::string& fingerprint) override;
 
   bool outlives_broker() const override { return true; }
 
@@ -45,7 +47,8 @@ class KeeperVault : public ShardVault {
   const GpuFdCheck check_gpu_fd_;
 
   Mutex mutex_;
-  std::vector<KeeperEntry> inherited_ ABSL_GUARDED_BY(mutex_);
+  KeeperInheritance inherited_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> keys_ ABSL_GUARDED_BY(mutex_);  // of what is to be adopted, by fingerprint
 };
 
 }  // namespace weightbroker

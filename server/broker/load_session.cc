@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/sealed_shard.h"
 
@@ -23,13 +24,16 @@ constexpr std::chrono::milliseconds kExitGrace(2000);
 }  // namespace
 
 LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-                         std::chrono::milliseconds heartbeat, GpuFdCheck check_gpu_fd)
+                         std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout,
+                         GpuFdCheck check_gpu_fd)
     : registry_(std::move(registry)),
       set_(std::move(set)),
       control_socket_(std::move(loader.control_socket)),
       process_(std::move(loader.process)),
       heartbeat_(heartbeat),
-      check_gpu_fd_(check_gpu_fd) {}
+      stall_timeout_(stall_timeout),
+      check_gpu_fd_(check_gpu_fd),
+      last_progress_(std::chrono::steady_clock::now()) {}
 
 absl::Status LoadSession::Run() {
   absl::Status result = Converse();
@@ -67,7 +71,7 @@ absl::Status LoadSession::Converse() {
         planned = true;
         break;
       case LoadEvent::kProgress:
-        RETURN_IF_ERROR(registry_->ReportProgress(set_, event.progress().phase(), event.progress().done_bytes()));
+        RETURN_IF_ERROR(OnProgress(event.progress()));
         break;
       case LoadEvent::kSealed: {
         if (!planned) return DistrustLoader("handed over a shard that it had not planned");
@@ -89,6 +93,7 @@ absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
     absl::StatusOr<SocketMessage> message = ReceiveMessage(control_socket_.get(), heartbeat_);
     if (HasReason(message.status(), Reason::kDeadlineExceeded)) {
       registry_->ReportAlive(set_);
+      RETURN_IF_ERROR(CheckNotStalled());
       continue;
     }
     if (!message.ok()) return message.status();
@@ -100,9 +105,44 @@ absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
   }
 }
 
+absl::Status LoadSession::OnProgress(const internal::v1::LoadProgress& progress) {
+  const WeightSetView before = registry_->View(set_);
+  RETURN_IF_ERROR(registry_->ReportProgress(set_, progress.phase(), progress.done_bytes()));
+  const WeightSetView after = registry_->View(set_);
+  if (after.state == before.state && after.done_bytes == before.done_bytes) return CheckNotStalled();
+  last_progress_ = std::chrono::steady_clock::now();
+  return absl::OkStatus();
+}
+
+// What the loader has said, and not whether it is alive, is what counts: one that waits for a disk for ever is.
+absl::Status LoadSession::CheckNotStalled() {
+  const auto quiet = std::chrono::steady_clock::now() - last_progress_;
+  if (stall_timeout_.count() == 0 || quiet < stall_timeout_) return absl::OkStatus();
+  const std::string seconds = absl::StrCat(std::chrono::duration<double>(quiet).count());
+  const WeightSetView view = registry_->View(set_);
+  const std::string state = StateName(view.state);
+  Log(LogLevel::kError, "load.stalled",
+      {{"fingerprint", set_->fingerprint().hash},
+       {"model", set_->spec().model()},
+       {"state", state},
+       {"done_bytes", absl::StrCat(view.done_bytes)},
+       {"total_bytes", absl::StrCat(view.total_bytes)},
+       {"seconds", seconds}});
+  return MakeError(Reason::kLoaderStalled,
+                   absl::StrCat("the loader of ", Printable(set_->spec().model()), " has made no progress for ",
+                                seconds, " s, in ", state, " at ", view.done_bytes, " of ", view.total_bytes,
+                                " bytes, and has been killed: does a disk or a network file system hang? If it is only "
+                                "slow, allow more with --loader_stall_timeout; then register again"),
+                   {{"seconds", seconds},
+                    {"state", state},
+                    {"done_bytes", absl::StrCat(view.done_bytes)},
+                    {"total_bytes", absl::StrCat(view.total_bytes)}});
+}
+
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
   ASSIGN_OR_RETURN(plan_, ReadPlan(planned));
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
+  last_progress_ = std::chrono::steady_clock::now();
   Log(LogLevel::kInfo, "load.granted",
       {{"fingerprint", set_->fingerprint().hash},
        {"ranks", JoinRanks(set_->placement().ranks)},

@@ -57,7 +57,7 @@ struct MetricInfo {
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
-    "Loads that have ended: resident, failed, cancelled.")                                                          \
+    "Loads that have ended: resident, failed, stalled (the loader made no progress and was killed), cancelled.")    \
   X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
     "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
@@ -67,7 +67,7 @@ struct MetricInfo {
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
-    "Exports: granted (with a lease), looked (without), refused.")                                                  \
+    "Exports: granted (with a lease), renewed (a lease that ended with its broker), looked (without), refused.")    \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -76,7 +76,9 @@ struct MetricInfo {
   X(kRpcDurationSeconds, "weightbroker_rpc_duration_seconds", kHistogram, "method",                                 \
     "Time that a call took; of Export, until the manifest was sent.")                                               \
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
-    "Connections refused or dropped before they reached gRPC, and tickets refused.")
+    "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
+  X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -103,9 +105,9 @@ inline constexpr size_t kRpcMethodCount = 10;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
-enum class LoadResult { kResident, kFailed, kCancelled };
+enum class LoadResult { kResident, kFailed, kStalled, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
-enum class ExportResult { kGranted, kLooked, kRefused };
+enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
 
 // What is read at the moment of a scrape.
 struct GaugeValues {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/random_bytes.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 
 namespace weightbroker {
 namespace {
@@ -108,11 +108,7 @@ absl::StatusOr<std::shared_ptr<Publication>> PublicationManager::Start(const Pub
                                           .id = --last_id_,
                                           .promise = request.promise,
                                           .deadline = std::chrono::steady_clock::now() + options_.timeout});
-  try {
-    running->thread = std::thread([this, running] { Follow(running); });
-  } catch (const std::system_error& error) {
-    return SystemError("starting a thread for a publication", error.code().value());
-  }
+  ASSIGN_OR_RETURN(running->thread, StartThread("following a publication", [this, running] { Follow(running); }));
   published->publications[request.rank] = running->publication;
   running_.push_back(running);
   return running->publication;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/plan/engine_layout.h"
 #include "common/plan/plan.h"

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/registry_internal.h"
 
@@ -196,6 +197,8 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
     }
     for (const auto& [device, need_bytes] : need) RETURN_IF_ERROR(CheckMemory(device, need_bytes, memory.at(device)));
     set->read_bytes_ = plan.read_bytes;
+    const auto on_host = need.find(kHostDevice);
+    set->in_huge_pages_ = on_host != need.end() && FitsIntoHugePages(on_host->second, memory.at(kHostDevice));
     set->granted_steady_ = options_.clock->SteadyNow();
     Reserve(*set, std::move(need));
     Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
@@ -256,7 +259,7 @@ absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
   for (const auto& [device, need_bytes] : need) {
     if (device == kHostDevice) {
       const HostMemory host = options_.host_memory();
-      memory[device] = {host.available_bytes, host.limited_by};
+      memory[device] = {host.available_bytes, host.limited_by, host.free_huge_page_bytes};
     } else {
       ASSIGN_OR_RETURN(memory[device], options_.device_memory(device));
     }
@@ -265,17 +268,12 @@ absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
 }
 
 absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const {
-  // What loads under way have been granted but have not filled yet is still "available" to the machine.
-  int64_t promised_bytes = 0;
-  for (const WeightSetRef& set : sets_) {
-    const auto reserved = set->reserved_.find(device);
-    if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
-    promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
-  }
   const auto found = reserved_by_device_.find(device);
   const int64_t reserved_bytes = found == reserved_by_device_.end() ? 0 : found->second;
-  int64_t have_bytes = memory.available_bytes - promised_bytes;
+  int64_t have_bytes = memory.available_bytes - PromisedBytes(device);
   std::string limited_by = memory.limited_by;
+  // The loader takes reserved huge pages where there are enough, and those are no part of what is available otherwise.
+  if (FitsIntoHugePages(need_bytes, memory)) have_bytes = std::max(have_bytes, need_bytes);
   const int64_t limit_bytes = device == kHostDevice ? options_.memory_limit_bytes : 0;
   if (limit_bytes > 0 && limit_bytes - reserved_bytes < have_bytes) {
     have_bytes = limit_bytes - reserved_bytes;
@@ -310,6 +308,33 @@ void Registry::Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes
   }
 }
 
+// Pages are taken one by one as they are filled.
+int64_t Registry::PromisedBytes(const std::string& device) const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    const auto reserved = set->reserved_.find(device);
+    if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
+    if (device == kHostDevice && set->in_huge_pages_) continue;
+    promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
+  }
+  return promised_bytes;
+}
+
+// Reserved huge pages are taken all at once, before a byte is read.
+int64_t Registry::PromisedHugePageBytes() const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    const auto reserved = set->reserved_.find(kHostDevice);
+    const bool is_taking_them = IsLoading(set->state_) && set->in_huge_pages_ && !set->has_progress_;
+    if (is_taking_them && reserved != set->reserved_.end()) promised_bytes += reserved->second;
+  }
+  return promised_bytes;
+}
+
+bool Registry::FitsIntoHugePages(int64_t need_bytes, const DeviceMemory& memory) const {
+  return need_bytes >= kHugePageBytes && need_bytes <= memory.free_huge_page_bytes - PromisedHugePageBytes();
+}
+
 absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes) {
   Callbacks callbacks;
   {
@@ -318,6 +343,7 @@ absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetStat
     if (!stays && (phase != v1::WEIGHT_SET_STATE_VERIFYING || !CanMove(set->state_, phase))) {
       return IllegalMove(*set, set->state_, phase);
     }
+    set->has_progress_ = true;
     set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->read_bytes_);
     if (stays) {
       for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
@@ -362,8 +388,8 @@ WeightSetRef Registry::Find(const std::string& fingerprint) const {
 absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) const {
   if (!IsFingerprintPrefix(prefix)) {
     return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat("fingerprint \"", prefix.substr(0, kFingerprintDigits), "\" is not ",
-                                  kMinPrefixDigits, " to ", kFingerprintDigits, " lower-case hexadecimal digits"),
+                     absl::StrCat("fingerprint ", Quote(prefix), " is not ", kMinPrefixDigits, " to ",
+                                  kFingerprintDigits, " lower-case hexadecimal digits"),
                      {{"field", "fingerprint"}});
   }
   std::vector<WeightSetRef> found;
@@ -427,7 +453,6 @@ absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, c
                                         LeaseEnded on_ended) {
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const size_t index, FindShard(*set, rank, kinds));
-  RETURN_IF_ERROR(CheckExportable(*set->shards_[index]));
   Lease lease;
   lease.registry_ = shared_from_this();
   lease.id_ = ++last_lease_id_;
@@ -500,6 +525,11 @@ void Registry::BeginDrain() {
     for (const auto& [id, observer] : state_observers_) callbacks.push_back(observer);
   }
   Call(callbacks);
+}
+
+absl::Status Registry::CheckServing() const {
+  MutexLock lock(mutex_);
+  return draining_ ? DrainingError() : absl::OkStatus();
 }
 
 Subscription Registry::Subscribe(const WeightSetRef& set, std::function<void()> changed) {

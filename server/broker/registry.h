@@ -74,10 +74,13 @@ class WeightSetEntry {
   v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
   int64_t read_bytes_ = 0;                   // to be read in all; 0 until memory has been granted
   std::map<std::string, int64_t> reserved_;  // by device; counted in Registry::reserved_by_device_
+  bool in_huge_pages_ = false;  // what has been granted is to be had from the machine's reserved huge pages
+  bool has_progress_ = false;   // the loader has said so, and thus has allocated what it was granted
   int64_t done_bytes_ = 0;
   absl::Status failure_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank, every one held here; while RESIDENT or DRAINING
   std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
+  bool being_forgotten_ = false;                      // a release has the vault forget its shards
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
@@ -90,6 +93,7 @@ using WeightSetRef = std::shared_ptr<WeightSetEntry>;
 struct WeightSetView {
   v1::WeightSetState state = v1::WEIGHT_SET_STATE_UNSPECIFIED;
   int64_t generation = 0;
+  std::chrono::system_clock::time_point resident_time;  // the epoch until it is resident
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;
   double rate_bytes_per_second = 0;
@@ -159,8 +163,9 @@ class Subscription {
 // What a device would still allow.
 struct DeviceMemory {
   int64_t available_bytes = 0;
-  std::string limited_by;    // for people
-  std::string holders = {};  // the processes that use it, for people; empty if nobody knows
+  std::string limited_by = {};       // for people
+  int64_t free_huge_page_bytes = 0;  // of the host, which are no part of the others
+  std::string holders = {};          // the processes that use it, for people; empty if nobody knows
 };
 
 // Fingerprint, generation, ranks, tensors and bytes of all its shards.
@@ -257,13 +262,13 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // ---- Holding shards.
 
   // Takes a lease on the shard of `rank`. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING,
-  // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, EXPORTER_DEAD, or
+  // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, or
   // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's. `on_ended` is called at most once, if the
   // lease ends before it is dropped or the service drains.
   absl::StatusOr<Lease> Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
                                 LeaseEnded on_ended);
 
-  // The shard without a lease, refused as Acquire would, but for an exporter that has ended.
+  // The shard without a lease, refused as Acquire would.
   absl::StatusOr<std::shared_ptr<const Shard>> Look(const WeightSetRef& set, int32_t rank,
                                                     const std::vector<v1::HandleKind>& kinds) const;
 
@@ -283,6 +288,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Lets nobody in any more and ends every lease; each set is released here when its last lease is dropped. The vault
   // keeps what it has, for the next broker.
   void BeginDrain();
+
+  // DRAINING from then on: that a set is not here any more says nothing of the next broker. To be asked after the set
+  // has been looked for.
+  absl::Status CheckServing() const;
 
   // ---- Watching.
 
@@ -345,6 +354,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<std::map<std::string, DeviceMemory>> ReadMemory(const std::map<std::string, int64_t>& need) const;
   absl::Status CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What loads under way have been granted and is still there for others to see.
+  int64_t PromisedBytes(const std::string& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t PromisedHugePageBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FitsIntoHugePages(int64_t need_bytes, const DeviceMemory& memory) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<size_t> FindShard(const WeightSetEntry& set, int32_t rank,
                                    const std::vector<v1::HandleKind>& kinds) const
@@ -355,6 +368,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   const RegistryOptions options_;
 
   mutable Mutex mutex_;
+  CondVar forgotten_;                                       // the vault has forgotten a set's shards, or could not
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
   std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
   int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -42,6 +42,7 @@ struct ServiceContext {
   DeviceCatalog* devices = nullptr;
   std::string version;
   PublishQuantizations publish_quantizations;
+  std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;

@@ -52,11 +52,12 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1
   ASSIGN_OR_RETURN(const std::string folder, context.resolver->Resolve(spec.model()));
   resolved.spec.set_model(folder);
   ASSIGN_OR_RETURN(resolved.identity, context.identities->Get(folder));
+  resolved.architectures_sha256 = context.architectures_sha256;
   return resolved;
 }
 
 Fingerprint ResolvedSpec::FingerprintOn(const DeviceFacts& facts) const {
-  return ComputeFingerprint(spec, environment, *identity, facts);
+  return ComputeFingerprint(spec, environment, *identity, facts, architectures_sha256);
 }
 
 SetsOfSpec FindSets(const Registry& registry, const ResolvedSpec& resolved) {

@@ -30,6 +30,7 @@ struct ResolvedSpec {
   v1::WeightSpec spec;  // completed
   v1::Environment environment;
   std::shared_ptr<const CheckpointIdentity> identity;
+  std::string architectures_sha256;  // of the service's own architecture files
 
   // Its fingerprint on devices with these facts.
   Fingerprint FingerprintOn(const DeviceFacts& facts) const;

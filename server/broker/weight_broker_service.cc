@@ -64,7 +64,9 @@ absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintReq
   }
   const WeightSetRef same = context_.registry->Find(fingerprint.hash);
   response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
-  if (!response->resident() && found.closest.has_value()) {
+  if (response->resident()) return absl::OkStatus();
+  RETURN_IF_ERROR(context_.registry->CheckServing());
+  if (found.closest.has_value()) {
     response->set_compared_with(found.closest->set->fingerprint().hash);
     *response->mutable_differences() = {found.closest->differences.begin(), found.closest->differences.end()};
   }

@@ -153,6 +153,15 @@ absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text) {
   return Bad(absl::StrCat("\"", text, "\" is not ENGINE/VERSION/METHOD"));
 }
 
+absl::Status CheckFolder(const std::string& path) {
+  struct stat stat_buffer {};
+  if (stat(path.c_str(), &stat_buffer) != 0 || !S_ISDIR(stat_buffer.st_mode) ||
+      access(path.c_str(), R_OK | X_OK) != 0) {
+    return Bad(absl::StrCat("\"", path, "\" is not a folder that can be listed"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckProgram(const std::string& path) {
   struct stat stat_buffer {};
   if (stat(path.c_str(), &stat_buffer) != 0 || access(path.c_str(), X_OK) != 0) {

@@ -53,6 +53,9 @@ struct EngineMethod {
 // "engine/version/method". Versions and methods have no slash; an engine's name may.
 absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text);
 
+// Ok if `path` is a folder that can be listed.
+absl::Status CheckFolder(const std::string& path);
+
 // Ok if `path` is a program that this process may start.
 absl::Status CheckProgram(const std::string& path);
 

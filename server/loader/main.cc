@@ -10,13 +10,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "server/loader/load_session.h"
 #include "server/loader/publish_session.h"
 
@@ -68,7 +68,7 @@ int Run(int request_fd, int control_fd) {
   std::signal(SIGPIPE, SIG_IGN);
   RaiseFdLimit();
   VolunteerForTheOomKiller();
-  std::thread(EndWithTheBroker, control_fd).detach();
+  StartThreadOrExit("the end of the broker", [control_fd] { EndWithTheBroker(control_fd); }).detach();
   const absl::Status status = Load(request_fd, control_fd);
   if (!status.ok()) {
     Log(LogLevel::kError, "load.failed",

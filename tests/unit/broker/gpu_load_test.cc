@@ -165,7 +165,7 @@ TEST_F(GpuLoadTest, AfterItsExportersDeathASetIsRefusedAndSaysSo) {
   const auto held = registry_->Acquire(set, 0, {}, nullptr);
   ASSERT_THAT(held, IsOk());
   exporter.load()->Shutdown();
-  EXPECT_THAT(registry_->Acquire(set, 0, {}, nullptr),
+  EXPECT_THAT(CheckExportable(*held->shard()),
               AllOf(StatusIs(Reason::kExporterDead, HasSubstr("unregister the set and register it again")),
                     HasMetadata("device_uuid", kGpu)));
   EXPECT_THAT(registry_->Describe(set).shards(0).export_refusal(), HasSubstr("has ended"));
