@@ -352,8 +352,8 @@ MODELS = {
     "DeepSeek-V3": (deepseek, config(
         "DeepseekV3ForCausalLM", hidden_size=7168, intermediate_size=18432, moe_intermediate_size=2048,
         n_routed_experts=8, n_shared_experts=1, num_attention_heads=128, num_key_value_heads=128, q_lora_rank=1536,
-        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=0,
-        topk_method="noaux_tc", num_nextn_predict_layers=0, num_hidden_layers=1, vocab_size=640)),
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=1,
+        topk_method="noaux_tc", num_nextn_predict_layers=0, num_hidden_layers=2, vocab_size=1280)),
     "Ling-mini-2.0": (bailing, config(
         "BailingMoeV2ForCausalLM", hidden_size=2048, intermediate_size=5120, moe_intermediate_size=512,
         num_experts=8, num_shared_experts=1, num_attention_heads=16, num_key_value_heads=4, head_dim=128,
