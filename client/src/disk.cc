@@ -13,8 +13,10 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/identity/checkpoint_identity.h"
 #include "common/identity/fingerprint.h"
+#include "common/load/host_destination.h"
 #include "common/load/load_engine.h"
 #include "common/memory/host_slab.h"
+#include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/plan/plan.h"
 #include "common/quant/gate.h"
@@ -77,13 +79,16 @@ class DiskLoad {
   absl::Status Plan() {
     ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(file_system_, spec_.model()));
     ASSIGN_OR_RETURN(const Quantization quantization, CheckQuantization(checkpoint_));
-    RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(spec_, checkpoint_, quantization.method));
-    ASSIGN_OR_RETURN(plan_, PlanShard(checkpoint_, request_.rank));
+    ASSIGN_OR_RETURN(plan_, PlanNode({.checkpoint = checkpoint_,
+                                      .spec = spec_,
+                                      .quantization = quantization,
+                                      .architectures = ArchitectureSet::Embedded(),
+                                      .ranks = {request_.rank}}));
     return absl::OkStatus();
   }
 
   absl::Status AllocateSlabs() {
-    for (const int64_t size_bytes : plan_.slab_bytes) {
+    for (const int64_t size_bytes : shard().slab_bytes) {
       ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
       slabs_.push_back(std::move(slab));
     }
@@ -93,10 +98,14 @@ class DiskLoad {
   absl::StatusOr<std::vector<Digest>> Fill() {
     LoadOptions options;
     options.reader_threads = request_.threads;
-    return LoadShard({file_system_, checkpoint_, identity_, plan_}, slabs_, options, [this](int64_t done_bytes) {
-      Report("LOADING", done_bytes);
-      return absl::OkStatus();
-    });
+    std::vector<std::unique_ptr<Destination>> destinations;
+    destinations.push_back(MakeHostDestination(shard(), slabs_));
+    ASSIGN_OR_RETURN(auto digests, LoadNode({file_system_, checkpoint_, identity_, plan_}, destinations, options,
+                                            [this](int64_t done_bytes) {
+                                              Report("LOADING", done_bytes);
+                                              return absl::OkStatus();
+                                            }));
+    return std::move(digests.front());
   }
 
   // Sealed like the service's memory, so that a stray write ends this process instead of changing a weight.
@@ -111,15 +120,17 @@ class DiskLoad {
 
   // Through the same bytes as the service's manifest, so that there is one way to get an address.
   absl::Status DecodeManifest(const std::vector<Digest>& digests) {
-    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests));
+    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(shard(), digests));
     ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(manifest));
     std::vector<SlabView> views;
     for (const SlabMapping& slab : state_->slabs) views.push_back(slab.view());
-    ManifestDecoder decoder(std::move(views), static_cast<int64_t>(plan_.tensors.size()));
+    ManifestDecoder decoder(std::move(views), static_cast<int64_t>(shard().tensors.size()));
     for (const std::string_view frame : frames) RETURN_IF_ERROR(decoder.Add(RawMessage(frame)));
     ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish());
     return absl::OkStatus();
   }
+
+  const ShardPlan& shard() const { return plan_.shards.front(); }
 
   void Report(const char* phase, int64_t done_bytes) const {
     if (request_.on_progress) request_.on_progress({phase, done_bytes, plan_.read_bytes, 0});
@@ -130,7 +141,7 @@ class DiskLoad {
   v1::WeightSpec spec_;
   CheckpointIdentity identity_;
   Checkpoint checkpoint_;
-  ShardPlan plan_;
+  NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
   std::unique_ptr<WeightsState> state_ = std::make_unique<WeightsState>();
 };

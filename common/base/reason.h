@@ -21,6 +21,8 @@ namespace weightbroker {
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
   X(kHandleKindUnsupported, "HANDLE_KIND_UNSUPPORTED", kFailedPrecondition)  \
   X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
+  X(kRankNotHere, "RANK_NOT_HERE", kNotFound)                                \
+  X(kPlacementMismatch, "PLACEMENT_MISMATCH", kFailedPrecondition)           \
   /* where models may lie */                                                 \
   X(kModelRootUnknown, "MODEL_ROOT_UNKNOWN", kNotFound)                      \
   X(kModelOutsideRoots, "MODEL_OUTSIDE_ROOTS", kPermissionDenied)            \
@@ -42,6 +44,12 @@ namespace weightbroker {
   X(kQuantizationMalformed, "QUANTIZATION_MALFORMED", kFailedPrecondition)   \
   X(kQuantizationConflict, "QUANTIZATION_CONFLICT", kFailedPrecondition)     \
   X(kQuantizationContradicted, "QUANTIZATION_CONTRADICTED", kFailedPrecondition) \
+  X(kWeightNotFinite, "WEIGHT_NOT_FINITE", kFailedPrecondition)              \
+  /* how they are split */                                                   \
+  X(kArchitectureUnknown, "ARCHITECTURE_UNKNOWN", kFailedPrecondition)       \
+  X(kArchitectureMismatch, "ARCHITECTURE_MISMATCH", kFailedPrecondition)     \
+  X(kArchitectureInvalid, "ARCHITECTURE_INVALID", kInvalidArgument)          \
+  X(kSplitImpossible, "SPLIT_IMPOSSIBLE", kFailedPrecondition)               \
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
@@ -54,6 +62,13 @@ namespace weightbroker {
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
   X(kLoaderStalled, "LOADER_STALLED", kInternal)                             \
+  /* publishing */                                                           \
+  X(kPublishRequired, "PUBLISH_REQUIRED", kFailedPrecondition)               \
+  X(kPublisherGone, "PUBLISHER_GONE", kAborted)                              \
+  X(kPublicationUnknown, "PUBLICATION_UNKNOWN", kNotFound)                   \
+  X(kPromiseBroken, "PROMISE_BROKEN", kFailedPrecondition)                   \
+  X(kManifestInvalid, "MANIFEST_INVALID", kInvalidArgument)                  \
+  X(kStillWritable, "STILL_WRITABLE", kFailedPrecondition)                   \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \

@@ -17,12 +17,19 @@ absl::Status ShuttingDown() {
   return MakeError(Reason::kDraining, "the service is shutting down; register again when it is back");
 }
 
-internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, int reader_threads) {
+internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const LoadManagerOptions& options) {
   internal::v1::LoadRequest request;
   ToProto(set.identity(), &request);
   *request.mutable_spec() = set.spec();
   request.set_fingerprint(set.fingerprint().hash);
-  request.set_reader_threads(reader_threads);
+  request.set_reader_threads(options.reader_threads);
+  request.mutable_architectures()->insert(options.architectures.begin(), options.architectures.end());
+  for (const RankPlacement& placed : set.placement().ranks) {
+    internal::v1::RankPlacement& rank = *request.add_ranks();
+    rank.set_rank(placed.rank);
+    rank.set_device(placed.device);
+  }
+  request.set_handle_kind(set.placement().handle_kind);
   return request;
 }
 
@@ -36,14 +43,9 @@ void LogEnd(const Registry& registry, const WeightSetRef& set, const absl::Statu
     return;
   }
   const v1::WeightSet described = registry.Describe(set);
-  LogFields fields = {{"fingerprint", described.fingerprint()},
-                      {"generation", absl::StrCat(described.generation())},
-                      {"read_bytes", absl::StrCat(described.read_bytes())},
-                      {"seconds", absl::StrCat(described.load_seconds())}};
-  for (const v1::Shard& shard : described.shards()) {
-    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
-    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
-  }
+  LogFields fields = DescribeForLog(described);
+  fields.emplace_back("read_bytes", absl::StrCat(described.read_bytes()));
+  fields.emplace_back("seconds", absl::StrCat(described.load_seconds()));
   Log(LogLevel::kInfo, "load.resident", fields);
 }
 
@@ -78,7 +80,7 @@ absl::StatusOr<WeightSetRef> LoadManager::Begin(NewWeightSet request, int32_t at
   if (!begun.is_new) return begun.set;
   auto running = std::make_shared<Running>();
   running->set = begun.set;
-  running->request = MakeRequest(*begun.set, options_.reader_threads);
+  running->request = MakeRequest(*begun.set, options_);
   // Before anybody is told that it is under way.
   absl::Status started = options_.vault->KeepLoad(request, attempt);
   if (started.ok()) started = Start(running);

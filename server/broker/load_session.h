@@ -1,5 +1,6 @@
 // One load, as the broker sees it: the conversation with one loader over its control socket, from the plan to the
-// sealed shard. The loader parses files that nobody vouches for, so nothing it says is taken on trust.
+// sealed shards, one for each rank. The loader parses files that nobody vouches for, so nothing it says is taken on
+// trust.
 //
 //   LoadSession session(registry, set, std::move(loader));
 //   const absl::Status result = session.Run();     // the set is RESIDENT, or the cause
@@ -40,7 +41,9 @@ class LoadSession {
   absl::Status Converse();
   absl::StatusOr<internal::v1::LoadEvent> NextEvent(std::vector<UniqueFd>* fds);
   absl::Status OnPlanned(const internal::v1::LoadPlanned& planned);
-  absl::Status OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  // Whether it was the last one.
+  absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status OnProgress(const internal::v1::LoadProgress& progress);
   absl::Status CheckNotStalled();
   absl::Status DescribeDeath();
@@ -51,6 +54,7 @@ class LoadSession {
   const std::chrono::milliseconds heartbeat_;
   const std::chrono::milliseconds stall_timeout_;
   MemoryPlan plan_;
+  std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
   std::chrono::steady_clock::time_point last_progress_;
 
   Mutex mutex_;

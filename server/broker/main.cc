@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
+#include "common/plan/architecture.h"
 #include "server/broker/broker.h"
 #include "server/broker/keeper_loader_spawner.h"
 #include "server/broker/keeper_vault.h"
@@ -117,12 +119,24 @@ struct Surroundings {
   ShardVault* vault() const { return keeper_vault != nullptr ? keeper_vault.get() : &NoVault(); }
 };
 
+// Files that are wrong are found when the service starts, not when a model needs them.
+absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::string& folder) {
+  if (folder.empty()) return std::map<std::string, std::string>();
+  ASSIGN_OR_RETURN(auto texts, ReadArchitectureFolder(RealFileSystem(), folder));
+  RETURN_IF_ERROR(ArchitectureSet::WithFiles(texts).status());
+  return texts;
+}
+
 BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
   options.reader_threads = config.reader_threads;
   options.max_concurrent_loads = config.max_concurrent_loads;
+  options.publish_timeout = config.publish_timeout;
+  for (const EngineMethod& method : config.publish_quantizations) {
+    options.publish_quantizations.insert({method.engine, method.version, method.method});
+  }
   options.loader_stall_timeout = config.loader_stall_timeout;
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};
@@ -173,7 +187,9 @@ absl::Status StandAlone(const BrokerConfig& config, Surroundings* around) {
 absl::Status Serve(const BrokerConfig& config) {
   Surroundings around;
   RETURN_IF_ERROR(HasKeeper(config) ? JoinKeeper(config, &around) : StandAlone(config, &around));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, around), around.listen_fd));
+  BrokerOptions options = MakeOptions(config, around);
+  ASSIGN_OR_RETURN(options.architectures, ReadArchitectures(config.architecture_dir));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(std::move(options), around.listen_fd));
   const AliveProbe::Scope asked(&around.alive, broker.get());
   if (around.keeper != nullptr) RETURN_IF_ERROR(around.keeper->Ready());
   Log(LogLevel::kInfo, "broker.ready",

@@ -29,7 +29,8 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
+    "Register", "Fingerprint",    "Export",     "AllocateSlabs", "Commit",
+    "Health",   "ListWeightSets", "Unregister", "HealthCheck",   "HealthWatch"};
 constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
@@ -83,6 +84,7 @@ class GaugeCollector : public prometheus::Collectable {
     families.push_back(Family(MetricId::kLogLinesDroppedTotal));
     families.back().metric.emplace_back().counter.value = static_cast<double>(DroppedLogLines());
     const std::pair<MetricId, double> plain[] = {
+        {MetricId::kResidentShards, static_cast<double>(values.resident_shards)},
         {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
         {MetricId::kResidentTensors, static_cast<double>(values.resident_tensors)},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
@@ -92,6 +94,10 @@ class GaugeCollector : public prometheus::Collectable {
     for (const auto& [id, value] : plain) {
       families.push_back(Family(id));
       AddValue(value, {}, &families.back());
+    }
+    families.push_back(Family(MetricId::kDeviceReservedBytes));
+    for (const auto& [device, bytes] : values.reserved_bytes_by_device) {
+      AddValue(static_cast<double>(bytes), {{"device", device}}, &families.back());
     }
     return families;
   }
@@ -145,6 +151,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     : registry_(std::make_shared<prometheus::Registry>()),
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
+      publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
@@ -164,6 +171,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   }
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : kLoadResults) loads_.Add({{"result", result}});
+  for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
@@ -195,6 +203,10 @@ Metrics::Counters& Metrics::AddCounters(MetricId id) {
 void Metrics::CountLoad(LoadResult result, double seconds) {
   loads_.Add({{"result", kLoadResults[static_cast<size_t>(result)]}}).Increment();
   if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountPublication(bool resident) {
+  publications_.Add({{"result", resident ? "resident" : "given_up"}}).Increment();
 }
 
 void Metrics::CountAdoptions(AdoptionResult result, int count) {

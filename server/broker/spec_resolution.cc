@@ -35,7 +35,8 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1
   ASSIGN_OR_RETURN(const std::string folder, context.resolver->Resolve(spec.model()));
   resolved.spec.set_model(folder);
   ASSIGN_OR_RETURN(resolved.identity, context.identities->Get(folder));
-  resolved.fingerprint = ComputeFingerprint(resolved.spec, environment, *resolved.identity, HostDeviceFacts());
+  resolved.fingerprint = ComputeFingerprint(resolved.spec, environment, *resolved.identity, HostDeviceFacts(),
+                                            context.architectures_sha256);
   return resolved;
 }
 

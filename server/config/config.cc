@@ -171,10 +171,18 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.ForEach("model_roots", [&](const std::string& text) { return AddModelRoot(text, &config); }));
   RETURN_IF_ERROR(
       flags.Parse("memory_limit", ParseByteCount, [&](int64_t bytes) { config.memory_limit_bytes = bytes; }));
+  RETURN_IF_ERROR(flags.ForEach("architecture_dir", [&](const std::string& path) {
+    config.architecture_dir = path;
+    return CheckFolder(path);
+  }));
   RETURN_IF_ERROR(flags.Parse("metrics_address", ParseMetricsAddress,
                               [&](std::optional<int> port) { config.metrics_port = port; }));
   RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));
   RETURN_IF_ERROR(flags.ParseInt("max_concurrent_loads", 1, 64, &config.max_concurrent_loads));
+  RETURN_IF_ERROR(flags.Parse("publish_timeout", ParsePositiveDuration,
+                              [&](std::chrono::milliseconds time) { config.publish_timeout = time; }));
+  RETURN_IF_ERROR(flags.Parse("publish_quantizations", ParseEngineMethod,
+                              [&](EngineMethod method) { config.publish_quantizations.push_back(std::move(method)); }));
   RETURN_IF_ERROR(flags.Parse("loader_stall_timeout", ParseDuration,
                               [&](std::chrono::milliseconds time) { config.loader_stall_timeout = time; }));
   RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));

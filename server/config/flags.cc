@@ -38,6 +38,13 @@ constexpr FlagRow kRows[] = {
      "an absolute path inside one"},
     {"memory_limit", kText, kEverywhere, "BYTES", "0",
      "The most memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
+    {"publish_timeout", kText, kEverywhere, "TIME", "60m",
+     "How long an engine that publishes weights may take until it commits them: a number with ms, s or m"},
+    {"publish_quantizations", kList, kEverywhere, "ENGINE/VERSION/METHOD,...", "",
+     "Quantization methods besides none and block-wise FP8 that an engine may publish, each for exactly that engine "
+     "and version"},
+    {"architecture_dir", kText, kEverywhere, "PATH", "",
+     "A folder of architecture files (*.json), which say how to split the weights of models that are not built in"},
     {"metrics_address", kText, kEverywhere, "ADDRESS", "127.0.0.1:9464",
      "Where Prometheus finds /metrics: 127.0.0.1:PORT, port 0 for a free one, or empty for nowhere"},
     {"reader_threads", kText, kEverywhere, "N", "0", "Threads that read a checkpoint, at most 256; 0 chooses"},

@@ -17,6 +17,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
 #include "server/loader/load_session.h"
+#include "server/loader/publish_session.h"
 
 namespace weightbroker {
 namespace {
@@ -41,6 +42,9 @@ void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "
 
 absl::Status Load(int request_fd, int control_fd) {
   ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
+  if (request.has_publish()) {
+    return RunPublishSession(RealFileSystem(), request, control_fd, [] { g_handing_over = true; });
+  }
   Log(LogLevel::kInfo, "load.started", {{"fingerprint", request.fingerprint()}, {"model", request.spec().model()}});
   return RunLoadSession(RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; });
 }

@@ -109,6 +109,11 @@ absl::StatusOr<v1::WeightSet> Service::Register(const std::string& model,
                                                 const std::function<void(const LoadProgress&)>& on_progress) const {
   v1::RegisterRequest request;
   request.mutable_spec()->set_model(Model(model));
+  return Register(std::move(request), on_progress);
+}
+
+absl::StatusOr<v1::WeightSet> Service::Register(v1::RegisterRequest request,
+                                                const std::function<void(const LoadProgress&)>& on_progress) const {
   request.mutable_environment()->set_torch_version("any");
   request.set_wait(true);
   return client::RegisterAndWait(*connection_, request, DeadlineIn(kPatience), on_progress);
@@ -122,13 +127,19 @@ absl::StatusOr<v1::UnregisterResponse> Service::Unregister(const std::string& fi
 }
 
 Result<MappedWeights> Service::Attach(const std::string& model, const std::string& torch_version) const {
+  WeightSpec spec;
+  spec.model = Model(model);
+  return AttachRank(spec, 0, torch_version);
+}
+
+Result<MappedWeights> Service::AttachRank(const WeightSpec& spec, int32_t rank,
+                                          const std::string& torch_version) const {
   ClientOptions options;
   options.mode = Mode::kClient;
   options.torch_version = torch_version;
   options.socket_path = socket_;
-  WeightSpec spec;
-  spec.model = Model(model);
   AttachOptions attach;
+  attach.rank = rank;
   attach.fallback = Fallback::kFail;
   return Client::Create(options)->Attach(spec, attach);
 }

@@ -67,7 +67,7 @@ struct ClientOptions {
 // Which weights are meant. Everything in it is part of the fingerprint.
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
-  int32_t tensor_parallel_size = 1;  // this version knows 1
+  int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
   std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
   std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
   std::string layout;                // empty: "hf", the checkpoint's own names
@@ -109,6 +109,8 @@ struct AttachOptions {
   std::chrono::milliseconds deadline{10'000};
   // For the service to load the weights, where register_if_missing asks for it.
   std::chrono::milliseconds load_deadline{3'600'000};
+  // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
+  // only others.
   int32_t rank = 0;
   Prefault prefault = Prefault::kNone;
   // For prefaulting and for reading from disk; 0 chooses.
