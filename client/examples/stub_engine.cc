@@ -155,6 +155,8 @@ int PrintFailure(const grpc::Status& status, const example::Flags& flags) {
 int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   v1::ExportRequest request;
   request.mutable_spec()->set_model(flags.model);
+  request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
+  request.set_rank(flags.rank);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_hold(true);
   if (flags.register_if_missing) {
@@ -177,8 +179,7 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   example::ReadAll(views, &report);
   if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
   example::Print(report, flags.json);
-  if (flags.hold_seconds > 0) example::Hold(flags.hold_seconds);
-  return 0;
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "client/src/redeem_ticket.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/base/strings.h"
 
 namespace weightbroker::client {
 namespace {
@@ -22,10 +23,12 @@ absl::Status NotTrusted(const std::string& what) {
 // One Export, from request to lease. Used once.
 class Attachment {
  public:
-  Attachment(const Connection& connection, const v1::ExportRequest& request, Deadline deadline)
-      : connection_(connection),
+  Attachment(std::shared_ptr<const Connection> connection, const v1::ExportRequest& request,
+             const AttachOptions& options, Deadline deadline)
+      : connection_(std::move(connection)),
+        options_(options),
         deadline_(deadline),
-        stream_(std::make_unique<ExportStream>(connection.channel(), request)),
+        stream_(std::make_unique<ExportStream>(connection_->channel(), request)),
         state_(std::make_unique<WeightsState>()) {}
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
@@ -34,19 +37,16 @@ class Attachment {
     // address as it is decoded.
     RETURN_IF_ERROR(MapSlabs());
     RETURN_IF_ERROR(ReadManifest());
-    state_->lease = std::make_unique<Lease>(std::move(stream_));
+    ASSIGN_OR_RETURN(state_->lease, Lease::Start(connection_, std::move(stream_), header_,
+                                                 {options_.lease_renewal_deadline, options_.on_lease_event}));
     return std::move(state_);
   }
-
-  // Whether Run failed because the connection broke under it.
-  bool connection_broke() const { return connection_broke_; }
 
  private:
   absl::StatusOr<RawMessage> ReadMessage() {
     ASSIGN_OR_RETURN(std::optional<RawMessage> message, stream_->Read(deadline_));
     if (message.has_value()) return *std::move(message);
-    connection_broke_ = IsTransportFailure(stream_->end_status());
-    const absl::Status status = connection_.ToStatus(stream_->end_status());
+    const absl::Status status = connection_->ToStatus(stream_->end_status());
     return status.ok() ? NotTrusted("a stream that ended early") : status;
   }
 
@@ -65,14 +65,11 @@ class Attachment {
 
   absl::Status MapSlabs() {
     if (header_.slabs().empty()) return absl::OkStatus();  // every tensor is empty
-    auto fds =
-        RedeemTicket(connection_.socket_path(), header_.ticket(), static_cast<size_t>(header_.slabs_size()), deadline_);
-    if (!fds.ok()) {
-      connection_broke_ = HasReason(fds.status(), Reason::kServiceUnavailable);
-      return fds.status();
-    }
-    if (static_cast<int>(fds->size()) != header_.slabs_size()) {
-      return NotTrusted(absl::StrCat(fds->size(), " descriptors for ", header_.slabs_size(), " slabs"));
+    ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds,
+                     RedeemTicket(connection_->socket_path(), header_.ticket(),
+                                  static_cast<size_t>(header_.slabs_size()), deadline_));
+    if (static_cast<int>(fds.size()) != header_.slabs_size()) {
+      return NotTrusted(absl::StrCat(fds.size(), " descriptors for ", header_.slabs_size(), " slabs"));
     }
     for (int i = 0; i < header_.slabs_size(); ++i) {
       const v1::Slab& slab = header_.slabs(i);
@@ -80,7 +77,7 @@ class Attachment {
         return NotTrusted(absl::StrCat("a slab of kind ", v1::HandleKind_Name(slab.handle_kind()), " and ",
                                        slab.size_bytes(), " bytes"));
       }
-      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map((*fds)[static_cast<size_t>(i)].get(), slab.size_bytes()));
+      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(fds[static_cast<size_t>(i)].get(), slab.size_bytes()));
       state_->slabs.push_back(std::move(mapping));
     }
     return absl::OkStatus();
@@ -98,21 +95,24 @@ class Attachment {
     return absl::OkStatus();
   }
 
-  const Connection& connection_;
+  const std::shared_ptr<const Connection> connection_;
+  const AttachOptions& options_;
   const Deadline deadline_;
   std::unique_ptr<ExportStream> stream_;
   std::unique_ptr<WeightsState> state_;
   v1::ExportHeader header_;
-  bool connection_broke_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<WeightsState>> Export(const Connection& connection, const v1::ExportRequest& request,
-                                                     Deadline deadline) {
-  Attachment first(connection, request, deadline);
-  auto state = first.Run();
-  if (!first.connection_broke()) return state;
-  connection.LeaveBrokenConnection();
-  return Attachment(connection, request, deadline).Run();
+// The same weights may be exported twice: the first try's lease ends with its stream.
+absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const Connection>& connection,
+                                                     const v1::ExportRequest& request, const AttachOptions& options) {
+  const Deadline deadline = DeadlineIn(options.deadline);
+  Attempts attempts(*connection, deadline);
+  while (true) {
+    RETURN_IF_ERROR(attempts.Begin());
+    auto state = Attachment(connection, request, options, deadline).Run();
+    if (state.ok() || !attempts.ShallTryAgain(state.status())) return state;
+  }
 }
 
 // Whether registering would give what Export did not find.
@@ -132,10 +132,8 @@ v1::ExportRequest MakeExportRequest(const v1::WeightSpec& spec, const v1::Enviro
 }
 
 LoadProgress ToPublic(const v1::RegisterProgress& progress) {
-  constexpr std::string_view kPrefix = "WEIGHT_SET_STATE_";
-  std::string phase = v1::WeightSetState_Name(progress.phase());
-  if (phase.compare(0, kPrefix.size(), kPrefix) == 0) phase.erase(0, kPrefix.size());
-  return {std::move(phase), progress.done_bytes(), progress.total_bytes(), progress.rate_bytes_per_second()};
+  return {WithoutPrefix(v1::WeightSetState_Name(progress.phase()), "WEIGHT_SET_STATE_"), progress.done_bytes(),
+          progress.total_bytes(), progress.rate_bytes_per_second()};
 }
 
 }  // namespace
@@ -145,6 +143,7 @@ absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, cons
                                               const std::function<void(const LoadProgress&)>& on_progress) {
   v1::RegisterResponse response;
   RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();  // of a try before this one
     const auto reader = connection.service().Register(&context, request);
     while (reader->Read(&response)) {
       if (response.has_progress() && on_progress) on_progress(ToPublic(response.progress()));
@@ -157,21 +156,22 @@ absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, cons
   return std::move(*response.mutable_weight_set());
 }
 
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Connection& connection, const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_ptr<const Connection>& connection,
+                                                              const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
                                                               const AttachOptions& options) {
   v1::ExportRequest request = MakeExportRequest(spec, environment, options.rank);
-  auto state = Export(connection, request, DeadlineIn(options.deadline));
+  auto state = Export(connection, request, options);
   if (options.register_if_missing && IsMissing(state.status())) {
     v1::RegisterRequest registration;
     *registration.mutable_spec() = spec;
     *registration.mutable_environment() = environment;
     registration.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
     registration.set_wait(true);
-    ASSIGN_OR_RETURN(const v1::WeightSet set,
-                     RegisterAndWait(connection, registration, DeadlineIn(options.load_deadline), options.on_progress));
+    ASSIGN_OR_RETURN(const v1::WeightSet set, RegisterAndWait(*connection, registration,
+                                                              DeadlineIn(options.load_deadline), options.on_progress));
     request.set_fingerprint(set.fingerprint());  // not the spec again: the files may have changed meanwhile
-    state = Export(connection, request, DeadlineIn(options.deadline));
+    state = Export(connection, request, options);
   }
   if (state.ok() && options.prefault == Prefault::kPopulate) {
     for (const SlabMapping& slab : (*state)->slabs) slab.Prefault(ChooseThreads(options.threads));

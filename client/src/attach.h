@@ -13,7 +13,8 @@
 namespace weightbroker::client {
 
 // Makes the weights resident first, if the options ask for it and the service does not have them. Thread-safe.
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Connection& connection, const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_ptr<const Connection>& connection,
+                                                              const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
                                                               const AttachOptions& options);
 

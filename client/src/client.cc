@@ -24,17 +24,17 @@ class ClientState {
   // Null in Mode::kOff.
   const Connection* connection() const { return connection_.get(); }
 
-  absl::StatusOr<std::unique_ptr<WeightsState>> Attach(const WeightSpec& spec, const AttachOptions& options) const {
+  Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options) const {
     const v1::WeightSpec proto = ToProto(spec);
     if (connection_ == nullptr) {
       return FromDisk(proto, options, MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
     }
-    auto attached = AttachToService(*connection_, proto, environment_, options);
+    auto attached = AttachToService(connection_, proto, environment_, options);
     if (attached.ok()) {
       (*attached)->source.kind = SourceKind::kAttached;
-      return attached;
+      return MappedWeights(*std::move(attached));
     }
-    if (options.fallback == Fallback::kFail) return attached;
+    if (options.fallback == Fallback::kFail) return client::ToPublic(attached.status());
     return FromDisk(proto, options, attached.status());
   }
 
@@ -49,27 +49,41 @@ class ClientState {
     return proto;
   }
 
-  absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
-                                                         const absl::Status& why_not_attached) const {
+  Result<MappedWeights> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
+                                 const absl::Status& why_not_attached) const {
     auto loaded =
         LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
     if (loaded.ok()) {
       (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
-      return loaded;
+      return MappedWeights(*std::move(loaded));
     }
-    if (HasReason(why_not_attached, Reason::kModeOff)) return loaded;
-    const ErrorDetails service = GetErrorDetails(why_not_attached);
-    absl::Status both(loaded.status().code(), absl::StrCat("not from disk: ", loaded.status().message(),
-                                                           "; and not from the service: ", why_not_attached.message(),
-                                                           " [", service.reason, "]"));
-    if (const auto info = loaded.status().GetPayload(kErrorInfoTypeUrl)) both.SetPayload(kErrorInfoTypeUrl, *info);
-    return both;
+    const Status disk = client::ToPublic(loaded.status());
+    if (HasReason(why_not_attached, Reason::kModeOff)) return disk;
+    const Status service = client::ToPublic(why_not_attached);
+    Status::Metadata metadata = disk.metadata();
+    metadata["service_reason"] = service.reason();
+    return Status(disk.code(), disk.reason(),
+                  "not from disk: " + disk.message() + "; and not from the service: " + service.message() + " [" +
+                      service.reason() + "]",
+                  std::move(metadata));
   }
 
   const ClientOptions options_;
   v1::Environment environment_;  // constant after construction
   const std::shared_ptr<Connection> connection_;
 };
+
+ConnectionOptions ToConnectionOptions(const ClientOptions& options) {
+  ConnectionOptions connection{.socket_path = options.socket_path};
+  if (options.mode != Mode::kDaemon) return connection;
+  connection.daemon = {options.daemon.program, {}, options.daemon.log_path};
+  for (const auto& [name, folder] : options.model_roots) {
+    connection.daemon->flags.push_back(absl::StrCat("--model_roots=", name, "=", folder));
+  }
+  connection.daemon->flags.insert(connection.daemon->flags.end(), options.daemon.flags.begin(),
+                                  options.daemon.flags.end());
+  return connection;
+}
 
 }  // namespace client
 
@@ -79,8 +93,8 @@ Result<Client> Client::Create(const ClientOptions& options) {
   if (const absl::Status status = CheckEnvironment(environment); !status.ok()) return client::ToPublic(status);
 
   std::shared_ptr<client::Connection> connection;
-  if (options.mode == Mode::kClient) {
-    auto opened = client::Connection::Open(options.socket_path);
+  if (options.mode != Mode::kOff) {
+    auto opened = client::Connection::Open(client::ToConnectionOptions(options));
     if (!opened.ok()) return client::ToPublic(opened.status());
     connection = *std::move(opened);
   }
@@ -98,9 +112,7 @@ Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
 }
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {
-  auto state = state_->Attach(spec, options);
-  if (!state.ok()) return client::ToPublic(state.status());
-  return MappedWeights(*std::move(state));
+  return state_->Attach(spec, options);
 }
 
 }  // namespace weightbroker

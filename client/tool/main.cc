@@ -1,6 +1,7 @@
 // weightbroker: the command-line tool for operators.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <tuple>
@@ -52,7 +53,9 @@ class CommandLine {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? kDone : kUsage;
+      const bool done = app_.exit(error) == 0;
+      if (!done) HintAtOrder(argc, argv);
+      return done ? kDone : kUsage;
     }
     service_.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds_ * 1000));
     register_.load_timeout = std::chrono::milliseconds(static_cast<int64_t>(load_timeout_seconds_ * 1000));
@@ -60,6 +63,17 @@ class CommandLine {
   }
 
  private:
+  // A flag of a command is a usage error in front of it, and what CLI11 says of that names the flag only.
+  void HintAtOrder(int argc, char** argv) const {
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty() || words[0].rfind('-', 0) != 0) return;
+    for (const CLI::App* command : app_.get_subcommands(nullptr)) {
+      const std::string name = command->get_name();
+      if (std::find(words.begin(), words.end(), name) == words.end()) continue;
+      fprintf(stderr, "hint: flags stand behind the command: weightbroker %s %s ...\n", name.c_str(), words[0].c_str());
+    }
+  }
+
   void AddServiceFlags(CLI::App* command) {
     command
         ->add_option("--socket", service_.socket,
@@ -124,6 +138,13 @@ class CommandLine {
         ->required();
     command->add_option("--quantization", register_.quantization, "none or fp8; default: what the checkpoint declares");
     command->add_option("--dtype", register_.dtype, "BF16, F16 or F32; default: the checkpoint's own");
+    command->add_option("--tp", register_.tensor_parallel_size, "The number of ranks that each weight is split over")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    command->add_option("--ranks", register_.ranks, "The ranks that this service is to hold, as 0,1; default: all")
+        ->delimiter(',');
+    command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")
+        ->delimiter(',');
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
     command->add_option("--load_timeout", load_timeout_seconds_, "Seconds to wait for the load")
         ->check(CLI::PositiveNumber)

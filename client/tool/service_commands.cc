@@ -10,10 +10,13 @@
 #include "absl/strings/str_join.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
+#include "client/src/unregister.h"
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "common/base/strings.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -24,11 +27,6 @@ using google::protobuf::RepeatedPtrField;
 using google::protobuf::util::TimeUtil;
 
 constexpr size_t kShortFingerprint = 12;  // unregister takes a prefix of 8 digits or more
-
-std::string WithoutPrefix(std::string name, std::string_view prefix) {
-  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
-  return name;
-}
 
 std::string StateName(v1::WeightSetState state) {
   return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
@@ -50,7 +48,28 @@ std::vector<std::string> DescribeSet(const v1::WeightSet& set) {
           FormatBytes(bytes),
           absl::StrCat(leases),
           set.load_seconds() > 0 ? FormatSeconds(set.load_seconds()) : "",
-          set.spec().model()};
+          Printable(set.spec().model())};
+}
+
+std::vector<std::string> DescribeShard(const v1::WeightSet& set, const v1::Shard& shard) {
+  return {set.fingerprint().substr(0, kShortFingerprint),
+          absl::StrCat(shard.rank()),
+          shard.device(),
+          WithoutPrefix(v1::HandleKind_Name(shard.handle_kind()), "HANDLE_KIND_"),
+          absl::StrCat(shard.tensor_count()),
+          FormatBytes(shard.size_bytes()),
+          absl::StrCat(shard.lease_count())};
+}
+
+// Of the sets that have more than rank 0, every rank.
+void PrintShards(const RepeatedPtrField<v1::WeightSet>& sets) {
+  std::vector<std::vector<std::string>> rows = {
+      {"FINGERPRINT", "RANK", "DEVICE", "HANDLE", "TENSORS", "MEMORY", "LEASES"}};
+  for (const v1::WeightSet& set : sets) {
+    if (set.shards_size() == 1 && set.shards(0).rank() == 0) continue;
+    for (const v1::Shard& shard : set.shards()) rows.push_back(DescribeShard(set, shard));
+  }
+  if (rows.size() > 1) printf("\n%s", FormatTable(rows).c_str());
 }
 
 void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
@@ -62,6 +81,7 @@ void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
       {"FINGERPRINT", "GEN", "STATE", "TENSORS", "MEMORY", "LEASES", "LOADED IN", "MODEL"}};
   for (const v1::WeightSet& set : sets) rows.push_back(DescribeSet(set));
   printf("%s", FormatTable(rows).c_str());
+  PrintShards(sets);
   for (const v1::WeightSet& set : sets) {
     if (!set.has_failure()) continue;
     printf("%s failed: %s [%s]\n", set.fingerprint().substr(0, kShortFingerprint).c_str(),
@@ -96,7 +116,7 @@ void PrintHealth(const v1::HealthResponse& health) {
 // Connects, makes one unary call, and prints its response with `print`.
 template <typename Response, typename Call, typename Print>
 ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
-  const auto connection = Connection::Open(flags.socket);
+  const auto connection = Connection::Open({.socket_path = flags.socket});
   if (!connection.ok()) return PrintError(connection.status(), flags.json);
   Response response;
   const absl::Status status = (*connection)->Call(DeadlineIn(flags.timeout), [&](grpc::ClientContext& context) {
@@ -116,17 +136,25 @@ v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   request.mutable_spec()->set_model(flags.model);
   request.mutable_spec()->set_quantization(flags.quantization);
   request.mutable_spec()->set_dtype(flags.dtype);
+  request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
+  for (const int rank : flags.ranks) request.add_ranks(rank);
+  for (const std::string& device : flags.devices) request.add_devices(device);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_wait(flags.wait);
   return request;
 }
 
 absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const RegisterFlags& flags) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open(service.socket));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
   ProgressPrinter progress;
   return client::RegisterAndWait(*connection, ToRequest(flags),
                                  DeadlineIn(flags.wait ? flags.load_timeout : service.timeout),
                                  [&progress](const LoadProgress& now) { progress.Show(now); });
+}
+
+absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, const v1::UnregisterRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  return client::UnregisterOnce(*connection, request, DeadlineIn(service.timeout));
 }
 
 }  // namespace
@@ -146,15 +174,17 @@ ExitCode RunUnregister(const ServiceFlags& service, const UnregisterFlags& flags
   v1::UnregisterRequest request;
   request.set_fingerprint(flags.fingerprint);
   request.set_force(flags.force);
-  return RunUnary<v1::UnregisterResponse>(
-      service,
-      [&](const Connection& connection, grpc::ClientContext& context, v1::UnregisterResponse* response) {
-        return connection.admin_service().Unregister(&context, request, response);
-      },
-      [](const v1::UnregisterResponse& response) {
-        PrintSet(response.weight_set());
-        if (response.ended_lease_count() > 0) printf("leases ended by force: %d\n", response.ended_lease_count());
-      });
+  const absl::StatusOr<v1::UnregisterResponse> response = Unregister(service, request);
+  if (!response.ok()) return PrintError(response.status(), service.json);
+  if (service.json) {
+    PrintJson(*response);
+    return kDone;
+  }
+  PrintSet(response->weight_set());
+  if (response->ended_lease_count() > 0) {
+    printf("ended by force: %s\n", FormatCount(response->ended_lease_count(), "lease").c_str());
+  }
+  return kDone;
 }
 
 ExitCode RunList(const ServiceFlags& service) {

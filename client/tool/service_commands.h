@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "client/tool/output.h"
 
@@ -20,6 +21,9 @@ struct RegisterFlags {
   std::string torch_version;
   std::string quantization;
   std::string dtype;
+  int tensor_parallel_size = 1;
+  std::vector<int> ranks;            // empty: all of them
+  std::vector<std::string> devices;  // of each; empty: the service chooses
   bool wait = true;
   std::chrono::milliseconds load_timeout{3'600'000};
 };

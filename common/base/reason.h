@@ -21,6 +21,8 @@ namespace weightbroker {
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
   X(kHandleKindUnsupported, "HANDLE_KIND_UNSUPPORTED", kFailedPrecondition)  \
   X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
+  X(kRankNotHere, "RANK_NOT_HERE", kNotFound)                                \
+  X(kPlacementMismatch, "PLACEMENT_MISMATCH", kFailedPrecondition)           \
   /* where models may lie */                                                 \
   X(kModelRootUnknown, "MODEL_ROOT_UNKNOWN", kNotFound)                      \
   X(kModelOutsideRoots, "MODEL_OUTSIDE_ROOTS", kPermissionDenied)            \
@@ -51,6 +53,7 @@ namespace weightbroker {
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
+  X(kGenerationMismatch, "GENERATION_MISMATCH", kFailedPrecondition)         \
   X(kStillLoading, "STILL_LOADING", kUnavailable)                            \
   X(kWeightSetUnknown, "WEIGHT_SET_UNKNOWN", kNotFound)                      \
   X(kWeightSetAmbiguous, "WEIGHT_SET_AMBIGUOUS", kInvalidArgument)           \
@@ -58,6 +61,14 @@ namespace weightbroker {
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  X(kLoaderStalled, "LOADER_STALLED", kInternal)                             \
+  /* publishing */                                                           \
+  X(kPublishRequired, "PUBLISH_REQUIRED", kFailedPrecondition)               \
+  X(kPublisherGone, "PUBLISHER_GONE", kAborted)                              \
+  X(kPublicationUnknown, "PUBLICATION_UNKNOWN", kNotFound)                   \
+  X(kPromiseBroken, "PROMISE_BROKEN", kFailedPrecondition)                   \
+  X(kManifestInvalid, "MANIFEST_INVALID", kInvalidArgument)                  \
+  X(kStillWritable, "STILL_WRITABLE", kFailedPrecondition)                   \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \
@@ -68,6 +79,7 @@ namespace weightbroker {
   X(kDraining, "DRAINING", kUnavailable)                                     \
   X(kServiceUnknown, "SERVICE_UNKNOWN", kNotFound)                           \
   X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
+  X(kServiceNotStarted, "SERVICE_NOT_STARTED", kUnavailable)                 \
   X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
   X(kKeeperRefused, "KEEPER_REFUSED", kFailedPrecondition)                   \
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \

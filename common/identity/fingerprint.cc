@@ -96,6 +96,10 @@ Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment
   components["spec.quantization"] = spec.quantization();
   components["spec.dtype"] = spec.dtype();
   components["spec.layout"] = spec.layout();
+  if (!spec.engine().empty()) {
+    components["spec.engine"] = spec.engine();
+    components["spec.engine_version"] = spec.engine_version();
+  }
   AddSplit(spec, components);
   AddUnlessDefault("layout.architectures_sha256", architectures, "", components);
   components["environment.torch_version"] = environment.torch_version();

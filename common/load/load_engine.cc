@@ -14,8 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/base/thread.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -125,16 +126,12 @@ class LoadRun {
         options_(options),
         reads_(source.checkpoint, source.plan, options.chunk_bytes) {}
 
-  // Runs the readers to their end, reporting from this thread meanwhile.
+  // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
     const int item_count = static_cast<int>(std::min<size_t>(reads_.items().size(), 1 << 20));
     const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), item_count);
-    {
-      MutexLock lock(mutex_);
-      running_ = thread_count;
-    }
-    std::vector<std::thread> threads;
-    for (int i = 0; i < thread_count; ++i) threads.emplace_back([this] { ReadUntilDone(); });
+    std::vector<std::thread> threads = StartReaders(thread_count);
+    if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
@@ -145,6 +142,32 @@ class LoadRun {
   }
 
  private:
+  // As many as the system allows.
+  std::vector<std::thread> StartReaders(int count) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) {
+      CountReader();
+      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
+      if (!thread.ok()) {
+        DiscountReader();
+        break;
+      }
+      threads.push_back(*std::move(thread));
+    }
+    if (threads.empty()) CountReader();  // the caller
+    return threads;
+  }
+
+  void CountReader() {
+    MutexLock lock(mutex_);
+    ++running_;
+  }
+
+  void DiscountReader() {
+    MutexLock lock(mutex_);
+    if (--running_ == 0) ended_.NotifyAll();
+  }
+
   void ReadUntilDone() {
     BufferRing buffers(options_.buffers != nullptr ? *options_.buffers : heap_, reads_.buffer_bytes(), destinations_);
     while (!stop_) {
@@ -153,8 +176,7 @@ class LoadRun {
       if (absl::Status status = ReadAndStore(reads_.items()[next], buffers); !status.ok()) Fail(std::move(status));
     }
     if (absl::Status status = buffers.ReleaseAll(); !status.ok()) Fail(std::move(status));
-    MutexLock lock(mutex_);
-    if (--running_ == 0) ended_.NotifyAll();
+    DiscountReader();
   }
 
   absl::Status ReadAndStore(const ReadItem& item, BufferRing& buffers) {

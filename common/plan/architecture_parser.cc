@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
 #include "common/base/json.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
 #include "common/plan/expression.h"
 
 namespace weightbroker {

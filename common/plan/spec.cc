@@ -8,8 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/plan/engine_layout.h"
 #include "common/plan/plan.h"
 #include "common/quant/convert.h"
 #include "common/quant/module_set.h"
@@ -132,10 +133,15 @@ absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec) {
   std::sort(modules.begin(), modules.end());
   modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
   RETURN_IF_ERROR(CheckSizes(complete));
-  RETURN_IF_ERROR(CheckWord("quantization", complete.quantization(), kQuantizations));
   RETURN_IF_ERROR(CheckWord("dtype", complete.dtype(), kDtypes));
   RETURN_IF_ERROR(CheckWord("mtp_layers", complete.mtp_layers(), kMtpPolicies));
   RETURN_IF_ERROR(CheckModules(complete));
+  RETURN_IF_ERROR(CheckEngineFields(complete));
+  if (IsEngineLayout(complete)) {
+    RETURN_IF_ERROR(CheckEngineQuantization(complete));
+    return complete;
+  }
+  RETURN_IF_ERROR(CheckWord("quantization", complete.quantization(), kQuantizations));
   if (complete.layout() != kHfLayout && complete.layout() != kFusedLayout) {
     return MakeError(Reason::kLayoutUnsupported,
                      absl::StrCat("spec.layout ", Quote(complete.layout()), " is not supported; these are: ", kHfLayout,
@@ -149,7 +155,9 @@ absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec) {
 }
 
 int32_t WorldSize(const v1::WeightSpec& spec) {
-  return spec.pipeline_parallel_size() * spec.data_parallel_size() * spec.tensor_parallel_size();
+  // What is 0 was completed by an older version, which knew only the last.
+  const auto size = [](int32_t value) { return std::max(1, value); };
+  return size(spec.pipeline_parallel_size()) * size(spec.data_parallel_size()) * size(spec.tensor_parallel_size());
 }
 
 std::vector<int32_t> AllRanks(const v1::WeightSpec& spec) {

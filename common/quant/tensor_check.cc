@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 #include "common/quant/module_set.h"
 
 namespace weightbroker {

@@ -36,6 +36,7 @@ constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
+  if (HasReason(status, Reason::kLoaderStalled)) return LoadResult::kStalled;
   const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
   return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
 }
@@ -51,6 +52,7 @@ struct Broker::Parts {
         identities(rooted_files, *options.file_system),
         registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
                                    .host_memory = options.host_memory,
+                                   .device_memory = options.device_memory,
                                    .clock = options.clock,
                                    .vault = options.vault})),
         metrics(options.version, [this] { return ReadGauges(); }),
@@ -60,8 +62,15 @@ struct Broker::Parts {
                .reader_threads = options.reader_threads,
                .architectures = options.architectures,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
+        publications(
+            {.registry = registry,
+             .spawner = options.spawner,
+             .timeout = options.publish_timeout,
+             .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
+             .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         context(MakeContext()),
         service(context),
@@ -71,6 +80,7 @@ struct Broker::Parts {
   ServiceContext MakeContext() {
     return {.registry = registry,
             .loads = &loads,
+            .publications = &publications,
             .resolver = &resolver,
             .identities = &identities,
             .tickets = &tickets,
@@ -79,7 +89,9 @@ struct Broker::Parts {
             .health_facts = &health_facts,
             .live_calls = &live_calls,
             .clock = options.clock,
+            .devices = options.devices,
             .version = options.version,
+            .publish_quantizations = options.publish_quantizations,
             .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
@@ -103,9 +115,12 @@ struct Broker::Parts {
       const auto found = totals.sets_by_state.find(state);
       values.weight_sets_by_state[StateName(state)] = found == totals.sets_by_state.end() ? 0 : found->second;
     }
+    values.resident_shards = totals.resident_shards;
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
     values.reserved_bytes = totals.reserved_bytes;
+    for (const ServedDevice& device : options.devices) values.reserved_bytes_by_device[device.name] = 0;
+    for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
     return values;
@@ -113,6 +128,11 @@ struct Broker::Parts {
 
   void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
+  }
+
+  void OnPublished(const WeightSetRef& set, const absl::Status& result) {
+    metrics.CountPublication(result.ok());
+    if (result.ok()) metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
   }
 
   void AdoptWhatWasKept();
@@ -133,6 +153,7 @@ struct Broker::Parts {
   HealthFacts health_facts;
   LiveCalls live_calls;
   LoadManager loads;
+  PublicationManager publications;
   WorkerPool workers;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
@@ -153,7 +174,9 @@ void Broker::Parts::AdoptWhatWasKept() {
   registry->AdoptGenerations(kept.generations);
   for (Adoption::Set& set : kept.sets) {
     const std::string fingerprint = set.request.fingerprint.hash;
-    const size_t rank_count = set.shards.size();
+    std::vector<int32_t> ranks;
+    for (const auto& shard : set.shards) ranks.push_back(shard->rank);
+    options.vault->TakingUp(fingerprint);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -161,12 +184,11 @@ void Broker::Parts::AdoptWhatWasKept() {
         {{"fingerprint", fingerprint},
          {"reason", GetErrorDetails(adopted).reason},
          {"message", std::string(adopted.message())}});
-    for (size_t rank = 0; rank < rank_count; ++rank) {
-      options.vault->Forget(fingerprint, static_cast<int32_t>(rank)).IgnoreError();
-    }
+    for (const int32_t rank : ranks) options.vault->Forget(fingerprint, rank).IgnoreError();
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
+    options.vault->TakingUp(fingerprint);
     const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
@@ -176,6 +198,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(resumed.status().message())}});
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+  options.vault->TakingUp("");
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {
@@ -191,13 +214,7 @@ absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
   // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
   const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(), HostDeviceFacts());
   if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
-  const v1::WeightSet described = registry->Describe(set);
-  LogFields fields = {{"fingerprint", described.fingerprint()}, {"generation", absl::StrCat(described.generation())}};
-  for (const v1::Shard& shard : described.shards()) {
-    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
-    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
-  }
-  Log(LogLevel::kInfo, "weights.adopted", fields);
+  Log(LogLevel::kInfo, "weights.adopted", DescribeForLog(registry->Describe(set)));
   return absl::OkStatus();
 }
 
@@ -241,6 +258,7 @@ void Broker::Parts::Shutdown() {
   if (endpoint != nullptr) endpoint->Stop();
   registry->BeginDrain();                              // exports get their event and end; watchers see it
   loads.Shutdown();                                    // loads end, and with them the calls that wait for them
+  publications.Shutdown();                             // likewise
   live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();

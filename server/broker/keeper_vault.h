@@ -1,7 +1,7 @@
 // The vault that outlives the broker: everything is kept by the keeper, as entries of its store.
 //
 //   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
-//   KeeperVault vault(keeper->get(), std::move(inheritance.entries));
+//   KeeperVault vault(keeper->get(), std::move(inheritance));
 //
 // An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order, and the manifest's. A
 // record that would take much of the keeper's own memory goes into a memfd, which is then the entry's first descriptor.
@@ -9,6 +9,7 @@
 // Thread-safe.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,8 @@ namespace weightbroker {
 
 class KeeperVault : public ShardVault {
  public:
-  // `client` must outlive the vault. `inherited` are the entries of the broker before this one.
-  KeeperVault(KeeperClient* client, std::vector<KeeperEntry> inherited)
-      : client_(client), inherited_(std::move(inherited)) {}
+  // `client` must outlive the vault. `inherited` is what the broker before this one has left.
+  KeeperVault(KeeperClient* client, KeeperInheritance inherited) : client_(client), inherited_(std::move(inherited)) {}
 
   absl::Status Keep(const ShardToKeep& shard) override;
   absl::Status Forget(const std::string& fingerprint, int32_t rank) override;
@@ -33,6 +33,7 @@ class KeeperVault : public ShardVault {
 
   // Forgets what does not prove to be right, with one log line each.
   Adoption TakeAdoption() override;
+  void TakingUp(const std::string& fingerprint) override;
 
   bool outlives_broker() const override { return true; }
 
@@ -43,7 +44,8 @@ class KeeperVault : public ShardVault {
   KeeperClient* const client_;
 
   Mutex mutex_;
-  std::vector<KeeperEntry> inherited_ ABSL_GUARDED_BY(mutex_);
+  KeeperInheritance inherited_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> keys_ ABSL_GUARDED_BY(mutex_);  // of what is to be adopted, by fingerprint
 };
 
 }  // namespace weightbroker

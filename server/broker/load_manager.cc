@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 
 namespace weightbroker {
 namespace {
@@ -24,6 +24,12 @@ internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const LoadManag
   request.set_fingerprint(set.fingerprint().hash);
   request.set_reader_threads(options.reader_threads);
   request.mutable_architectures()->insert(options.architectures.begin(), options.architectures.end());
+  for (const RankPlacement& placed : set.placement().ranks) {
+    internal::v1::RankPlacement& rank = *request.add_ranks();
+    rank.set_rank(placed.rank);
+    rank.set_device(placed.device);
+  }
+  request.set_handle_kind(set.placement().handle_kind);
   return request;
 }
 
@@ -37,14 +43,9 @@ void LogEnd(const Registry& registry, const WeightSetRef& set, const absl::Statu
     return;
   }
   const v1::WeightSet described = registry.Describe(set);
-  LogFields fields = {{"fingerprint", described.fingerprint()},
-                      {"generation", absl::StrCat(described.generation())},
-                      {"read_bytes", absl::StrCat(described.read_bytes())},
-                      {"seconds", absl::StrCat(described.load_seconds())}};
-  for (const v1::Shard& shard : described.shards()) {
-    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
-    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
-  }
+  LogFields fields = DescribeForLog(described);
+  fields.emplace_back("read_bytes", absl::StrCat(described.read_bytes()));
+  fields.emplace_back("seconds", absl::StrCat(described.load_seconds()));
   Log(LogLevel::kInfo, "load.resident", fields);
 }
 
@@ -111,11 +112,7 @@ absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {
 absl::Status LoadManager::Start(const RunningRef& running) {
   MutexLock lock(mutex_);
   if (shut_down_) return ShuttingDown();
-  try {
-    running->thread = std::thread([this, running] { Follow(running); });
-  } catch (const std::system_error& error) {
-    return SystemError("starting a thread for a load", error.code().value());
-  }
+  ASSIGN_OR_RETURN(running->thread, StartThread("a load", [this, running] { Follow(running); }));
   running_.push_back(running);
   return absl::OkStatus();
 }
@@ -164,8 +161,8 @@ absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
 // with the thread that started it.
 absl::Status LoadManager::RunLoader(const RunningRef& running) {
   ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
-  const auto session =
-      std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader), options_.heartbeat);
+  const auto session = std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader),
+                                                     options_.heartbeat, options_.stall_timeout);
   {
     MutexLock lock(mutex_);
     if (!running->cancelled.ok()) session->Cancel(running->cancelled);

@@ -34,6 +34,7 @@ struct LoadManagerOptions {
   int max_concurrent_loads = 2;                           // loaders at once; further loads wait, in ALLOCATING
   int max_waiting_loads = 64;                             // beyond that they are refused
   std::chrono::milliseconds heartbeat{250};
+  std::chrono::milliseconds stall_timeout{600'000};  // of a loader that makes no progress; 0: none
   int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
   ShardVault* vault = &NoVault();  // must outlive the manager
   // Called at the end of each load, with its result, from the load's thread. May be empty.

@@ -1,5 +1,6 @@
 // One load, as the broker sees it: the conversation with one loader over its control socket, from the plan to the
-// sealed shard. The loader parses files that nobody vouches for, so nothing it says is taken on trust.
+// sealed shards, one for each rank. The loader parses files that nobody vouches for, so nothing it says is taken on
+// trust.
 //
 //   LoadSession session(registry, set, std::move(loader));
 //   const absl::Status result = session.Run();     // the set is RESIDENT, or the cause
@@ -23,11 +24,14 @@ namespace weightbroker {
 
 class LoadSession {
  public:
+  // A loader that makes no progress for `stall_timeout` is killed; never if that is 0. Progress is a plan, a further
+  // phase, or more bytes.
   LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-              std::chrono::milliseconds heartbeat = std::chrono::milliseconds(250));
+              std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout);
 
   // Follows the load to its end. Ok: the set is RESIDENT. Otherwise the caller must Fail the set; the cause is the
-  // loader's own, MEMORY_EXHAUSTED, LOADER_FAILED (it died: how, if known), PROTOCOL_ERROR, or what Cancel was given.
+  // loader's own, MEMORY_EXHAUSTED, LOADER_FAILED (it died: how, if known), LOADER_STALLED, PROTOCOL_ERROR, or what
+  // Cancel was given.
   absl::Status Run();
 
   // Kills the loader. Run then gives `cause`, unless the set has become RESIDENT before.
@@ -37,14 +41,21 @@ class LoadSession {
   absl::Status Converse();
   absl::StatusOr<internal::v1::LoadEvent> NextEvent(std::vector<UniqueFd>* fds);
   absl::Status OnPlanned(const internal::v1::LoadPlanned& planned);
-  absl::Status OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  // Whether it was the last one.
+  absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
+  absl::Status OnProgress(const internal::v1::LoadProgress& progress);
+  absl::Status CheckNotStalled();
   absl::Status DescribeDeath();
 
   const std::shared_ptr<Registry> registry_;
   const WeightSetRef set_;
   const SpawnedLoader loader_;
   const std::chrono::milliseconds heartbeat_;
+  const std::chrono::milliseconds stall_timeout_;
   MemoryPlan plan_;
+  std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
+  std::chrono::steady_clock::time_point last_progress_;
 
   Mutex mutex_;
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);  // not ok once cancelled

@@ -2,6 +2,7 @@
 // the second exits at once. With a keeper, what is resident outlives it; without one it listens by itself and keeps
 // nothing. If the keeper goes it drains and exits 1: nobody would keep what it makes resident from then on.
 
+#include <grpc/support/log.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +23,7 @@
 #include "common/base/mutex.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
 #include "common/plan/architecture.h"
@@ -39,6 +40,8 @@ namespace {
 constexpr char kProgram[] = "weightbroker-broker";
 constexpr int kExitFailed = 1;
 constexpr int kExitKilled = 128 + SIGTERM;
+// gRPC, the endpoint, the keeper and the metrics take some 40; the rest is for connections and what is resident.
+constexpr int64_t kLeastOpenFiles = 128;
 
 sigset_t EndSignals() {
   sigset_t signals;
@@ -53,6 +56,15 @@ void BlockSignals() {
   signal(SIGPIPE, SIG_IGN);
   const sigset_t signals = EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+// gRPC writes to stderr itself, and waits for whoever reads it; and what it has to say is mostly of a client that has
+// sent something odd, which is not the operator's to mend. It stays to be had, with --log_level=debug.
+void TakeGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    Log(LogLevel::kDebug, "grpc.log",
+        {{"file", args->file}, {"line", absl::StrCat(args->line)}, {"message", args->message}});
+  });
 }
 
 std::string WaitForSignal() {
@@ -121,6 +133,11 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.memory_limit_bytes = config.memory_limit_bytes;
   options.reader_threads = config.reader_threads;
   options.max_concurrent_loads = config.max_concurrent_loads;
+  options.publish_timeout = config.publish_timeout;
+  for (const EngineMethod& method : config.publish_quantizations) {
+    options.publish_quantizations.insert({method.engine, method.version, method.method});
+  }
+  options.loader_stall_timeout = config.loader_stall_timeout;
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};
   options.version = WEIGHTBROKER_VERSION;
@@ -132,10 +149,8 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
 bool HasKeeper(const BrokerConfig& config) { return config.keeper_fd.has_value() || !config.keeper_socket.empty(); }
 
 absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
-  auto spawner = std::make_unique<KeeperLoaderSpawner>();
   KeeperClientOptions options;
   options.alive = [around] { return around->alive.Ask(); };
-  options.on_exited = [loaders = spawner.get()](pid_t pid, int status) { loaders->OnExited(pid, status); };
   options.on_disconnected = [around] {
     around->keeper_lost = true;
     kill(getpid(), SIGTERM);
@@ -143,14 +158,14 @@ absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
   auto keeper = config.keeper_fd.has_value() ? KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options)
                                              : KeeperClient::FromPath(config.keeper_socket, options);
   if (!keeper.ok()) return keeper.status();
-  spawner->Start([client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
-    return client->SpawnLoader(arguments, request_fd);
-  });
   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
   around->inherited_listener = std::move(inheritance.listening_socket);
   around->listen_fd = around->inherited_listener.get();
-  around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance.entries));
-  around->spawner = std::move(spawner);
+  around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance));
+  around->spawner = std::make_unique<KeeperLoaderSpawner>(
+      [client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
+        return client->SpawnLoader(arguments, request_fd);
+      });
   around->keeper = *std::move(keeper);
   return absl::OkStatus();
 }
@@ -185,11 +200,12 @@ absl::Status Serve(const BrokerConfig& config) {
        {"model_roots", absl::StrCat(config.model_roots.size())}});
   const std::string signal = WaitForSignal();
   Log(LogLevel::kInfo, "broker.draining", {{"cause", around.keeper_lost ? "the keeper has gone" : signal}});
-  // Not joined: it waits for a signal that need not come.
-  std::thread([] {
+  // Not joined: it waits for a signal that need not come. Without it the drain goes on to its end.
+  auto second_signal = StartThread("the second signal", [] {
     Log(LogLevel::kWarning, "broker.killed", {{"signal", WaitForSignal()}});
     _exit(kExitKilled);
-  }).detach();
+  });
+  if (second_signal.ok()) second_signal->detach();
   broker->Shutdown();
   if (!around.keeper_lost) return absl::OkStatus();
   return MakeError(Reason::kServiceUnavailable,
@@ -198,8 +214,10 @@ absl::Status Serve(const BrokerConfig& config) {
 
 int Run(const BrokerConfig& config) {
   SetLogLevel(config.log_level);
-  RaiseFdLimit();
-  if (const absl::Status status = Serve(config); !status.ok()) {
+  TakeGrpcLog();
+  absl::Status status = RaiseFdLimitTo(kLeastOpenFiles).status();
+  if (status.ok()) status = Serve(config);
+  if (!status.ok()) {
     Log(LogLevel::kError, "broker.failed", {{"message", std::string(status.message())}});
     return kExitFailed;
   }

@@ -46,20 +46,26 @@ struct MetricInfo {
 #define WEIGHTBROKER_METRICS(X)                                                                                     \
   X(kBuildInfo, "weightbroker_build_info", kGauge, "version", "Always 1; the labels say what is running.")          \
   X(kWeightSets, "weightbroker_weight_sets", kGauge, "state", "Weight sets that the service knows, by state.")      \
+  X(kResidentShards, "weightbroker_resident_shards", kGauge, "",                                                    \
+    "Shards of resident weight sets: one for each rank that is held here.")                                         \
   X(kResidentBytes, "weightbroker_resident_bytes", kGauge, "", "Memory that resident weight sets take.")            \
   X(kResidentTensors, "weightbroker_resident_tensors", kGauge, "", "Tensors in resident weight sets, aliases too.") \
   X(kReservedBytes, "weightbroker_reserved_bytes", kGauge, "",                                                      \
     "Memory that is granted to resident weight sets and to loads under way.")                                       \
+  X(kDeviceReservedBytes, "weightbroker_device_reserved_bytes", kGauge, "device",                                   \
+    "The same of each device that the service has: host, or a GPU by its UUID.")                                    \
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
-    "Loads that have ended: resident, failed, cancelled.")                                                          \
+    "Loads that have ended: resident, failed, stalled (the loader made no progress and was killed), cancelled.")    \
+  X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
+    "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
-    "Exports: granted (with a lease), looked (without), refused.")                                                  \
+    "Exports: granted (with a lease), renewed (a lease that ended with its broker), looked (without), refused.")    \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -68,7 +74,9 @@ struct MetricInfo {
   X(kRpcDurationSeconds, "weightbroker_rpc_duration_seconds", kHistogram, "method",                                 \
     "Time that a call took; of Export, until the manifest was sent.")                                               \
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
-    "Connections refused or dropped before they reached gRPC, and tickets refused.")
+    "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
+  X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -83,26 +91,30 @@ enum class RpcMethod {
   kRegister,
   kFingerprint,
   kExport,
+  kAllocateSlabs,
+  kCommit,
   kHealth,
   kListWeightSets,
   kUnregister,
   kHealthCheck,
   kHealthWatch,
 };
-inline constexpr size_t kRpcMethodCount = 8;
+inline constexpr size_t kRpcMethodCount = 10;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
-enum class LoadResult { kResident, kFailed, kCancelled };
+enum class LoadResult { kResident, kFailed, kStalled, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
-enum class ExportResult { kGranted, kLooked, kRefused };
+enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
 
 // What is read at the moment of a scrape.
 struct GaugeValues {
   std::map<std::string, int> weight_sets_by_state;  // every state that can be listed, also those with 0
+  int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
   int64_t reserved_bytes = 0;
+  std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
   int open_connections = 0;
 };
@@ -119,6 +131,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
   void CountExport(ExportResult result);
   void CountRefusal(const std::string& reason);
@@ -142,6 +155,7 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& publications_;
   Counters& adoptions_;
   Counters& exports_;
   Counters& refusals_;

@@ -1,14 +1,19 @@
 #include "server/broker/register_call.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "common/plan/engine_layout.h"
+#include "common/plan/plan.h"
+#include "server/broker/placement.h"
+#include "server/broker/publisher_call.h"
 #include "server/broker/spec_resolution.h"
+#include "server/broker/timestamp.h"
 
 namespace weightbroker {
 namespace {
@@ -24,47 +29,12 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
   return response;
 }
 
-absl::Status CheckDevices(const v1::RegisterRequest& request) {
-  const int ranks = std::max(1, request.spec().tensor_parallel_size());
-  if (request.devices_size() > ranks) {
-    return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat(request.devices_size(), " devices are named for ", ranks, " ranks"),
-                     {{"field", "devices"}, {"ranks", absl::StrCat(ranks)}});
-  }
-  for (const std::string& device : request.devices()) {
-    if (device == "host") continue;
-    return MakeError(Reason::kDeviceUnknown,
-                     absl::StrCat("device \"", device.substr(0, 64), "\" is not one of this service's: host"),
-                     {{"device", device.substr(0, 64)}, {"devices", "host"}});
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckHandleKinds(const v1::RegisterRequest& request) {
-  if (request.handle_kinds().empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckHandleKindCount(request.handle_kinds_size()));
-  std::string wanted;
-  for (const int kind : request.handle_kinds()) {
-    if (kind == v1::HANDLE_KIND_HOST_MEMFD) return absl::OkStatus();
-    absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", kind);
-  }
-  return MakeError(Reason::kHandleKindUnsupported,
-                   absl::StrCat("the service offers HOST_MEMFD (1), but the caller can map only kinds ", wanted),
-                   {{"handle_kind", "HOST_MEMFD"}, {"wanted", wanted}});
-}
-
 }  // namespace
 
 void RegisterCall::Start() {
   absl::Status status = record().CheckCaller();
-  if (status.ok()) status = CheckRequest();
   if (status.ok() && !context_.workers->TrySubmit([self = Self()] { self->Run(); })) status = WorkersBusyError();
   if (!status.ok()) End(status);
-}
-
-absl::Status RegisterCall::CheckRequest() const {
-  RETURN_IF_ERROR(CheckDevices(request_));
-  return CheckHandleKinds(request_);
 }
 
 void RegisterCall::Run() {
@@ -74,25 +44,119 @@ void RegisterCall::Run() {
     return;
   }
   set_ = *std::move(set);
-  if (request_.wait()) {
+  if (Waits()) {
     subscription_ = context_.registry->Subscribe(set_, [weak = weak_from_this()] {
       if (const auto self = std::static_pointer_cast<RegisterCall>(weak.lock())) self->OnChange();
     });
   }
+  std::shared_ptr<Publication> publication;
+  {
+    MutexLock lock(publish_mutex_);
+    publication = publication_;
+  }
+  if (publication != nullptr) AskForMemory(publication);
   OnChange();
 }
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+  ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
+  RETURN_IF_ERROR(CheckOffer(spec));
+  ASSIGN_OR_RETURN(const Placement placement, PlaceRanks(request_, WorldSize(spec), context_.devices));
   ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  ASSIGN_OR_RETURN(WeightSetRef set, context_.loads->Load({resolved.spec, resolved.environment,
-                                                           std::move(resolved.fingerprint), resolved.identity}));
+  NewWeightSet wanted{resolved.spec, resolved.environment, std::move(resolved.fingerprint), resolved.identity,
+                      placement};
+  absl::StatusOr<WeightSetRef> found;
+  if (request_.has_publish()) {
+    found = FindOrPublish(std::move(wanted));
+  } else if (IsEngineLayout(spec)) {
+    found = FindPublished(wanted);
+  } else {
+    found = context_.loads->Load(std::move(wanted));
+  }
+  ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
+  RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},
+       {"ranks", JoinRanks(set->placement().ranks)},
        {"state", StateName(context_.registry->View(set).state)},
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
+}
+
+absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {
+  if (IsEngineLayout(spec)) RETURN_IF_ERROR(CheckPublishQuantization(spec, context_.publish_quantizations));
+  if (!request_.has_publish() || IsEngineLayout(spec)) return absl::OkStatus();
+  return MakeError(Reason::kInvalidArgument,
+                   absl::StrCat("spec.layout is ", spec.layout(), ", which the service loads itself: only layout ",
+                                kEngineLayout, " is published"),
+                   {{"field", "spec.layout"}, {"found", spec.layout()}, {"allowed", kEngineLayout}});
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindOrPublish(NewWeightSet wanted) {
+  PublishRequest offer{.set = std::move(wanted), .rank = request_.publish().rank(), .uid = record().peer().uid};
+  if (request_.publish().has_promise()) offer.promise = request_.publish().promise();
+  ASSIGN_OR_RETURN(const PublicationManager::Begun begun, context_.publications->Begin(std::move(offer)));
+  bool left = false;
+  if (begun.publication != nullptr) {
+    Log(LogLevel::kInfo, "publish.begun",
+        {{"publication", absl::StrCat(-begun.publication->facts().id)},
+         {"fingerprint", begun.set->fingerprint().hash},
+         {"rank", absl::StrCat(request_.publish().rank())},
+         {"engine", begun.set->spec().engine()},
+         {"engine_version", begun.set->spec().engine_version()}});
+    MutexLock lock(publish_mutex_);
+    publication_ = begun.publication;
+    left = left_;
+  }
+  if (left) context_.publications->Abandon(begun.publication);
+  return begun.set;
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindPublished(const NewWeightSet& wanted) const {
+  WeightSetRef set = context_.registry->Find(wanted.fingerprint.hash);
+  if (set != nullptr && context_.registry->View(set).state != v1::WEIGHT_SET_STATE_FAILED) return set;
+  return MakeError(Reason::kPublishRequired,
+                   absl::StrCat("layout ", kEngineLayout, " is ", wanted.spec.engine(), " ",
+                                wanted.spec.engine_version(), "'s own, and it has published no such set of ",
+                                wanted.spec.model(), ": start that engine, or offer to publish it"),
+                   {{"fingerprint", wanted.fingerprint.hash},
+                    {"engine", wanted.spec.engine()},
+                    {"engine_version", wanted.spec.engine_version()}});
+}
+
+void RegisterCall::AskForMemory(const std::shared_ptr<Publication>& publication) {
+  const auto& sizes = request_.publish().slab_bytes();
+  publication->Allocate({sizes.begin(), sizes.end()},
+                        [weak = weak_from_this(), publication](const absl::StatusOr<WritableMemory>& memory) {
+                          if (!memory.ok()) return publication->End(memory.status());
+                          const auto self = std::static_pointer_cast<RegisterCall>(weak.lock());
+                          if (self != nullptr) self->Grant(*publication, *memory);
+                        });
+}
+
+void RegisterCall::Grant(const Publication& publication, const WritableMemory& memory) {
+  const PublicationFacts& facts = publication.facts();
+  v1::RegisterResponse response;
+  v1::PublishGrant& grant = *response.mutable_publish_grant();
+  grant.set_fingerprint(facts.set->fingerprint().hash);
+  grant.set_publication_token(facts.token);
+  *grant.mutable_slabs() = DescribeWritable(context_, facts, memory);
+  const auto left = facts.deadline - std::chrono::steady_clock::now();
+  SetTimestamp(context_.clock->WallNow() + std::chrono::duration_cast<std::chrono::system_clock::duration>(left),
+               grant.mutable_expire_time());
+  Send(std::move(response));
+}
+
+void RegisterCall::OnLeft() {
+  std::shared_ptr<Publication> publication;
+  {
+    MutexLock lock(publish_mutex_);
+    left_ = true;
+    publication = publication_;
+  }
+  if (publication != nullptr) context_.publications->Abandon(publication);
 }
 
 // Called for each change of the set, from whichever thread caused it.
@@ -103,7 +167,7 @@ void RegisterCall::OnChange() {
   } else if (view.state == v1::WEIGHT_SET_STATE_RELEASED) {
     End(MakeError(Reason::kCancelled, "the weight set was unregistered while this call waited for it",
                   {{"fingerprint", set_->fingerprint().hash}}));
-  } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !request_.wait()) {
+  } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !Waits()) {
     v1::RegisterResponse response;
     *response.mutable_weight_set() = context_.registry->Describe(set_);
     SendAndEnd(std::move(response), absl::OkStatus());

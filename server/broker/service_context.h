@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/broker/clock.h"
@@ -16,6 +17,9 @@
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
+#include "server/broker/placement.h"
+#include "server/broker/publication_manager.h"
+#include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -27,6 +31,7 @@ namespace weightbroker {
 struct ServiceContext {
   std::shared_ptr<Registry> registry;
   LoadManager* loads = nullptr;
+  PublicationManager* publications = nullptr;
   const ModelResolver* resolver = nullptr;
   IdentityCache* identities = nullptr;
   TicketBox* tickets = nullptr;
@@ -35,7 +40,9 @@ struct ServiceContext {
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
+  std::vector<ServedDevice> devices;
   std::string version;
+  PublishQuantizations publish_quantizations;
   std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
@@ -47,9 +54,6 @@ struct ServiceContext {
 
 // One state for everyone who asks: Health, the standard health service, and readiness.
 v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals);
-
-// INVALID_ARGUMENT for more handle kinds than there could be: what a request says comes back in messages and the log.
-absl::Status CheckHandleKindCount(int count);
 
 // TOO_MANY_REQUESTS, for a call that finds every worker busy and the queue full.
 absl::Status WorkersBusyError();

@@ -7,7 +7,9 @@
 
 #include "common/base/status_macros.h"
 #include "server/broker/call_record.h"
+#include "server/broker/commit_call.h"
 #include "server/broker/export_call.h"
+#include "server/broker/publisher_call.h"
 #include "server/broker/register_call.h"
 #include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
@@ -61,12 +63,47 @@ absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintReq
   const WeightSetRef same = context_.registry->Find(resolved.fingerprint.hash);
   response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
   if (response->resident()) return absl::OkStatus();
+  RETURN_IF_ERROR(context_.registry->CheckServing());
   if (auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model());
       closest.has_value() && !closest->differences.empty()) {
     response->set_compared_with(closest->set->fingerprint().hash);
     *response->mutable_differences() = {closest->differences.begin(), closest->differences.end()};
   }
   return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* WeightBrokerServiceImpl::AllocateSlabs(grpc::CallbackServerContext* grpc_context,
+                                                                 const v1::AllocateSlabsRequest* request,
+                                                                 v1::AllocateSlabsResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kAllocateSlabs, grpc_context->peer());
+  absl::Status status = record->CheckCaller();
+  std::shared_ptr<Publication> publication;
+  if (status.ok()) {
+    auto found = context_.publications->Find(request->publication_token(), record->peer().uid);
+    status = found.status();
+    if (found.ok()) publication = *std::move(found);
+  }
+  if (!status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  // The response lives until Finish, also when the caller leaves.
+  publication->Allocate({request->slab_bytes().begin(), request->slab_bytes().end()},
+                        [this, reactor, record, publication, response](const absl::StatusOr<WritableMemory>& memory) {
+                          if (memory.ok()) {
+                            *response->mutable_slabs() = DescribeWritable(context_, publication->facts(), *memory);
+                          }
+                          reactor->Finish(record->End(memory.status()));
+                        });
+  return reactor;
+}
+
+grpc::ServerReadReactor<v1::CommitRequest>* WeightBrokerServiceImpl::Commit(grpc::CallbackServerContext* grpc_context,
+                                                                            v1::CommitResponse* response) {
+  return std::make_shared<CommitCall>(context_, CallRecord(context_, RpcMethod::kCommit, grpc_context->peer()),
+                                      response)
+      ->Start();
 }
 
 grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerContext* grpc_context,

@@ -13,7 +13,8 @@ namespace weightbroker {
 // Export is raw, because its messages are serialized already; the others are typed. Reflection sees no difference.
 using WeightBrokerServiceBase = v1::WeightBrokerService::WithCallbackMethod_Register<
     v1::WeightBrokerService::WithCallbackMethod_Fingerprint<v1::WeightBrokerService::WithRawCallbackMethod_Export<
-        v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>;
+        v1::WeightBrokerService::WithCallbackMethod_AllocateSlabs<v1::WeightBrokerService::WithCallbackMethod_Commit<
+            v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>>>;
 
 class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
  public:
@@ -27,6 +28,11 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
                                         v1::FingerprintResponse* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Export(grpc::CallbackServerContext* grpc_context,
                                                      const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* AllocateSlabs(grpc::CallbackServerContext* grpc_context,
+                                          const v1::AllocateSlabsRequest* request,
+                                          v1::AllocateSlabsResponse* response) override;
+  grpc::ServerReadReactor<v1::CommitRequest>* Commit(grpc::CallbackServerContext* grpc_context,
+                                                     v1::CommitResponse* response) override;
   grpc::ServerUnaryReactor* Health(grpc::CallbackServerContext* grpc_context, const v1::HealthRequest* request,
                                    v1::HealthResponse* response) override;
 

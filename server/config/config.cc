@@ -107,6 +107,7 @@ absl::Status ReadKeeper(const FlagReader& flags, BrokerConfig* config) {
     return CheckSocketPath(path);
   }));
   config->no_broker = flags.IsTrue("no_broker");
+  config->detach = flags.IsTrue("detach");
   if (config->no_broker && config->keeper_socket.empty()) {
     return MakeError(Reason::kConfigurationInvalid,
                      "--no_broker: needs --keeper_socket, without which no broker could reach weightbrokerd",
@@ -178,6 +179,12 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
                               [&](std::optional<int> port) { config.metrics_port = port; }));
   RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));
   RETURN_IF_ERROR(flags.ParseInt("max_concurrent_loads", 1, 64, &config.max_concurrent_loads));
+  RETURN_IF_ERROR(flags.Parse("publish_timeout", ParsePositiveDuration,
+                              [&](std::chrono::milliseconds time) { config.publish_timeout = time; }));
+  RETURN_IF_ERROR(flags.Parse("publish_quantizations", ParseEngineMethod,
+                              [&](EngineMethod method) { config.publish_quantizations.push_back(std::move(method)); }));
+  RETURN_IF_ERROR(flags.Parse("loader_stall_timeout", ParseDuration,
+                              [&](std::chrono::milliseconds time) { config.loader_stall_timeout = time; }));
   RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));
   RETURN_IF_ERROR(ReadKeeper(flags, &config));
   RETURN_IF_ERROR(ReadProgram(flags, "broker_path", "weightbroker-broker", &config.broker_path));

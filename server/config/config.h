@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/log.h"
+#include "server/config/values.h"
 
 namespace weightbroker {
 
@@ -44,6 +45,9 @@ struct BrokerConfig {
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
   int reader_threads = 0;                        // 0: the loader chooses
   int max_concurrent_loads = 2;
+  std::chrono::milliseconds publish_timeout{std::chrono::minutes(60)};
+  std::vector<EngineMethod> publish_quantizations;
+  std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
   LogLevel log_level = LogLevel::kInfo;
 
   std::string broker_path;
@@ -52,6 +56,7 @@ struct BrokerConfig {
 
   std::string keeper_socket;  // empty: none
   bool no_broker = false;     // only with keeper_socket
+  bool detach = false;
   std::chrono::milliseconds broker_ping_interval{1'000};
   std::chrono::milliseconds broker_ping_timeout{5'000};    // 0: never
   std::chrono::milliseconds broker_start_timeout{30'000};  // 0: never

@@ -133,6 +133,17 @@ absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::st
   return std::pair(name, std::string(resolved));
 }
 
+absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text) {
+  const size_t second = text.rfind('/');
+  const size_t first = second == std::string::npos || second == 0 ? std::string::npos : text.rfind('/', second - 1);
+  EngineMethod parsed;
+  if (first != std::string::npos) {
+    parsed = {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+  }
+  if (!parsed.engine.empty() && !parsed.version.empty() && !parsed.method.empty()) return parsed;
+  return Bad(absl::StrCat("\"", text, "\" is not ENGINE/VERSION/METHOD"));
+}
+
 absl::Status CheckFolder(const std::string& path) {
   struct stat stat_buffer {};
   if (stat(path.c_str(), &stat_buffer) != 0 || !S_ISDIR(stat_buffer.st_mode) ||

@@ -42,6 +42,14 @@ absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);
 // "name=/path" to both, the path with symbolic links resolved. The name is what stands before the colon in a spec.
 absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::string& text);
 
+struct EngineMethod {
+  std::string engine;
+  std::string version;
+  std::string method;
+};
+// "engine/version/method". Versions and methods have no slash; an engine's name may.
+absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text);
+
 // Ok if `path` is a folder that can be listed.
 absl::Status CheckFolder(const std::string& path);
 

@@ -8,15 +8,10 @@
 #include "common/base/error.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/process/loader_program.h"
 #include "common/process/spawn.h"
 
 namespace weightbroker {
-namespace {
-
-constexpr int kRequestFd = 3;
-constexpr int kControlFd = 4;
-
-}  // namespace
 
 absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<std::string>& arguments, int request_fd) {
   if (owners_.size() >= max_loaders_) {
@@ -25,11 +20,8 @@ absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<st
                      {{"limit", absl::StrCat(max_loaders_)}});
   }
   ASSIGN_OR_RETURN(SocketPair control, CreateSeqpacketPair());
-  SpawnOptions options;
-  options.path = path_;
-  options.arguments = {absl::StrCat("--request_fd=", kRequestFd), absl::StrCat("--control_fd=", kControlFd)};
+  SpawnOptions options = LoaderProgram(path_, request_fd, control.second.get());
   options.arguments.insert(options.arguments.end(), arguments.begin(), arguments.end());
-  options.fds = {{request_fd, kRequestFd}, {control.second.get(), kControlFd}};
   ASSIGN_OR_RETURN(ChildProcess child, weightbroker::Spawn(options));
 
   StartedLoader loader;

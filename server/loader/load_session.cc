@@ -14,16 +14,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/read_fd.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/quote.h"
-#include "common/identity/sha256.h"
 #include "common/load/host_destination.h"
 #include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/quant/gate.h"
+#include "server/loader/hand_over.h"
 
 namespace weightbroker {
 namespace {
@@ -52,6 +52,27 @@ absl::Status CheckFilesAreThoseOf(const CheckpointIdentity& identity, const Chec
                    absl::StrCat(Printable(differing.front()), ": the file ", is_new ? "was not" : "was only",
                                 " part of the checkpoint when it was fingerprinted; register the model again"),
                    {{"file", Printable(differing.front())}, {"changed", is_new ? "new" : "gone"}});
+}
+
+std::vector<int32_t> RanksOf(const pb::LoadRequest& request) {
+  std::vector<int32_t> ranks;
+  for (const pb::RankPlacement& placed : request.ranks()) ranks.push_back(placed.rank());
+  return ranks;
+}
+
+pb::LoadEvent DescribePlan(const NodePlan& plan) {
+  pb::LoadEvent event;
+  pb::LoadPlanned& planned = *event.mutable_planned();
+  planned.set_read_bytes(plan.read_bytes);
+  for (const ShardPlan& shard : plan.shards) {
+    pb::PlannedShard& described = *planned.add_shards();
+    described.set_rank(shard.rank);
+    described.set_slab_bytes(Sum(shard.slab_bytes));
+    described.set_tensor_count(static_cast<int64_t>(shard.tensors.size()));
+    planned.set_slab_bytes(planned.slab_bytes() + described.slab_bytes());
+    planned.set_tensor_count(planned.tensor_count() + described.tensor_count());
+  }
+  return event;
 }
 
 class Session {
@@ -91,17 +112,13 @@ class Session {
                                       .spec = request_.spec(),
                                       .quantization = quantization,
                                       .architectures = architectures,
-                                      .ranks = {0}}));
+                                      .ranks = RanksOf(request_)}));
     RETURN_IF_ERROR(CheckFilesAreThoseOf(identity_, checkpoint_.files));
     return CheckUnchanged(file_system_, identity_);
   }
 
   absl::Status AskToProceed() {
-    pb::LoadEvent event;
-    event.mutable_planned()->set_slab_bytes(Sum(shard().slab_bytes));
-    event.mutable_planned()->set_read_bytes(plan_.read_bytes);
-    event.mutable_planned()->set_tensor_count(static_cast<int64_t>(shard().tensors.size()));
-    RETURN_IF_ERROR(Send(event));
+    RETURN_IF_ERROR(Send(DescribePlan(plan_)));
     ASSIGN_OR_RETURN(const SocketMessage answer, ReceiveMessage(control_fd_));
     pb::LoadCommand command;
     if (answer.closed || !command.ParseFromString(answer.bytes) || !command.proceed()) {
@@ -111,9 +128,12 @@ class Session {
   }
 
   absl::Status AllocateSlabs() {
-    for (const int64_t size_bytes : shard().slab_bytes) {
-      ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
-      slabs_.push_back(std::move(slab));
+    for (const ShardPlan& shard : plan_.shards) {
+      std::vector<HostSlab>& slabs = slabs_.emplace_back();
+      for (const int64_t size_bytes : shard.slab_bytes) {
+        ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
+        slabs.push_back(std::move(slab));
+      }
     }
     return absl::OkStatus();
   }
@@ -122,11 +142,12 @@ class Session {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
     const LoadSource source{file_system_, checkpoint_, identity_, plan_};
     std::vector<std::unique_ptr<Destination>> destinations;
-    destinations.push_back(MakeHostDestination(shard(), slabs_));
-    ASSIGN_OR_RETURN(auto digests, LoadNode(source, destinations, options_, [this](int64_t done_bytes) {
+    for (size_t i = 0; i < plan_.shards.size(); ++i) {
+      destinations.push_back(MakeHostDestination(plan_.shards[i], slabs_[i]));
+    }
+    ASSIGN_OR_RETURN(digests_, LoadNode(source, destinations, options_, [this](int64_t done_bytes) {
                        return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
                      }));
-    digests_ = std::move(digests.front());
     return absl::OkStatus();
   }
 
@@ -135,32 +156,28 @@ class Session {
     return CheckUnchanged(file_system_, identity_);
   }
 
+  // Everything is sealed before the first shard is sent: a set of which a part cannot be sealed is never half there.
   absl::Status SealAndHandOver() {
-    pb::LoadEvent event;
-    pb::LoadSealed& sealed = *event.mutable_sealed();
-    std::vector<UniqueFd> fds;
-    for (HostSlab& slab : slabs_) {
-      ASSIGN_OR_RETURN(SealedSlab result, std::move(slab).Seal());
-      v1::Slab& description = *sealed.add_slabs();
-      description.set_size_bytes(result.size_bytes);
-      description.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
-      description.set_page_kind(result.page_kind);
-      fds.push_back(std::move(result.fd));
+    std::vector<std::vector<SealedSlab>> sealed(slabs_.size());
+    std::vector<std::string> manifests;
+    for (size_t i = 0; i < slabs_.size(); ++i) {
+      for (HostSlab& slab : slabs_[i]) {
+        ASSIGN_OR_RETURN(SealedSlab one, std::move(slab).Seal());
+        sealed[i].push_back(std::move(one));
+      }
+      ASSIGN_OR_RETURN(manifests.emplace_back(), SerializeManifest(plan_.shards[i], digests_[i]));
     }
-    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(shard(), digests_));
-    ASSIGN_OR_RETURN(fds.emplace_back(),
-                     CreateSealedMemfd("weightbroker-manifest", std::as_bytes(std::span(manifest))));
-    sealed.set_tensor_count(static_cast<int64_t>(shard().tensors.size()));
-    sealed.set_read_bytes(plan_.read_bytes);
-    sealed.set_manifest_sha256(Sha256Bytes(manifest));
-    sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
-    std::vector<int> numbers;
-    for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
-    before_hand_over_();
-    return SendMessage(control_fd_, event.SerializeAsString(), numbers);
+    for (size_t i = 0; i < sealed.size(); ++i) {
+      const ShardPlan& shard = plan_.shards[i];
+      if (i + 1 == sealed.size()) before_hand_over_();
+      RETURN_IF_ERROR(SendShard(control_fd_,
+                                {.rank = shard.rank,
+                                 .tensor_count = static_cast<int64_t>(shard.tensors.size()),
+                                 .read_bytes = plan_.read_bytes},
+                                sealed[i], manifests[i]));
+    }
+    return absl::OkStatus();
   }
-
-  const ShardPlan& shard() const { return plan_.shards.front(); }
 
   absl::Status SendProgress(v1::WeightSetState phase, int64_t done_bytes) {
     pb::LoadEvent event;
@@ -179,9 +196,9 @@ class Session {
   const std::function<void()>& before_hand_over_;
 
   Checkpoint checkpoint_;
-  NodePlan plan_;  // of one shard
-  std::vector<HostSlab> slabs_;
-  std::vector<Digest> digests_;
+  NodePlan plan_;
+  std::vector<std::vector<HostSlab>> slabs_;  // of each of the plan's shards, as is the next
+  std::vector<std::vector<Digest>> digests_;
 };
 
 }  // namespace

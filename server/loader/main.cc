@@ -9,14 +9,15 @@
 #include <csignal>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "server/loader/load_session.h"
+#include "server/loader/publish_session.h"
 
 namespace weightbroker {
 namespace {
@@ -41,6 +42,9 @@ void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "
 
 absl::Status Load(int request_fd, int control_fd) {
   ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
+  if (request.has_publish()) {
+    return RunPublishSession(RealFileSystem(), request, control_fd, [] { g_handing_over = true; });
+  }
   Log(LogLevel::kInfo, "load.started", {{"fingerprint", request.fingerprint()}, {"model", request.spec().model()}});
   return RunLoadSession(RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; });
 }
@@ -50,7 +54,7 @@ int Run(int request_fd, int control_fd) {
   std::signal(SIGPIPE, SIG_IGN);
   RaiseFdLimit();
   VolunteerForTheOomKiller();
-  std::thread(EndWithTheBroker, control_fd).detach();
+  StartThreadOrExit("the end of the broker", [control_fd] { EndWithTheBroker(control_fd); }).detach();
   const absl::Status status = Load(request_fd, control_fd);
   if (!status.ok()) {
     Log(LogLevel::kError, "load.failed",

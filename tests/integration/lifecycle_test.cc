@@ -1,11 +1,15 @@
 // From start to shutdown: one service a socket, leases that pin, and a quiet end.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 
+#include "common/base/unique_fd.h"
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
@@ -37,6 +41,33 @@ TEST(SecondService, IsRefusedAndLeavesTheFirstUndisturbed) {
   EXPECT_TRUE(service.Attach("small").ok());
 }
 
+TEST(Log, IsNotWaitedForThoughNobodyReadsIt) {
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  const UniqueFd read_end(fds[0]);
+  UniqueFd write_end(fds[1]);
+  ASSERT_GT(fcntl(write_end.get(), F_SETPIPE_SZ, 4096), 0);
+  Service service({}, write_end.get());
+  write_end.reset();
+  WriteSmallModel(service);
+  for (int i = 0; i < 100; ++i) ASSERT_THAT(service.Unregister("0123abcd", false), StatusIs(Reason::kWeightSetUnknown));
+  ASSERT_THAT(service.Register("small"), IsOk()) << "a loader that waits for its log";
+  EXPECT_TRUE(service.Attach("small").ok());
+  service.program().Kill(SIGTERM);
+  EXPECT_TRUE(service.program().Wait().success());
+}
+
+TEST(Limits, ABrokerServesAndHasModelsLoadedWithFewOpenFiles) {
+  const TemporaryFolder folder;
+  const std::string broker = folder / "broker";
+  WriteFile(broker, "#!/bin/sh\nulimit -n 256\nexec " WEIGHTBROKER_BIN_DIR "/weightbroker-broker \"$@\"\n");
+  std::filesystem::permissions(broker, std::filesystem::perms::owner_all);
+  const Service service({"--broker_path=" + broker});
+  WriteSmallModel(service);
+  ASSERT_THAT(service.Register("small"), IsOk());
+  EXPECT_TRUE(service.Attach("small").ok());
+}
+
 TEST(Sigterm, DrainsAndEndsWithoutAnError) {
   Service service;
   WriteSmallModel(service);
@@ -48,7 +79,7 @@ TEST(Sigterm, DrainsAndEndsWithoutAnError) {
   const ExitStatus exit = service.program().Wait();
 
   EXPECT_TRUE(exit.success()) << exit.ToString() << "\n" << service.program().Errors();
-  EXPECT_TRUE(Eventually([&] { return weights->lease_lost(); }));
+  EXPECT_TRUE(Eventually([&] { return !weights->lease_status().ok(); }));
   EXPECT_EQ(weights->lease_status().reason(), "DRAINING") << weights->lease_status().ToString();
   EXPECT_TRUE(weights->Verify().ok()) << "what is mapped outlives the service";
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/integration/service.h"
@@ -88,6 +89,26 @@ TEST_F(ToolTest, ExitsWithTwoForWrongUsage) {
   EXPECT_EQ(Tool("register", {"models:small"}).exit.code, 2) << "the torch version is required";
   EXPECT_EQ(Tool("list", {"--no_such_flag"}).exit.code, 2);
   EXPECT_EQ(RunProgram("weightbroker", {"--help"}).exit.code, 0);
+}
+
+TEST_F(ToolTest, SaysThatFlagsStandBehindTheCommand) {
+  const Finished list = RunProgram("weightbroker", {"--socket", service_.socket(), "list"});
+
+  EXPECT_EQ(list.exit.code, 2);
+  EXPECT_THAT(list.errors, HasSubstr("weightbroker list --socket ..."));
+}
+
+TEST_F(ToolTest, ListsAPathWithoutTheControlCharactersInIt) {
+  // A spec may have none, but where its symbolic links lead is another matter.
+  const std::string folder = service_.NewModel("clear\x1b[2J\nscreen");
+  CheckpointBuilder().Tensor("w", "BF16", {2, 2}).Write(folder);
+  std::filesystem::create_directory_symlink(folder, service_.ModelFolder("link"));
+  ASSERT_EQ(Tool("register", {"models:link", "--torch_version", "any"}).exit.code, 0);
+
+  const Finished list = Tool("list");
+
+  EXPECT_THAT(list.output, HasSubstr("clear\\x1b[2J\\x0ascreen"));
+  EXPECT_THAT(list.output, Not(HasSubstr("\x1b")));
 }
 
 TEST_F(ToolTest, InspectsOffline) {

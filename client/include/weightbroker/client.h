@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "weightbroker/export.h"
 #include "weightbroker/mapped_weights.h"
@@ -30,12 +31,24 @@ class ClientState;
 enum class Mode {
   kOff,     // load from disk in this process, with the service's own reader, checks and loader
   kClient,  // attach to a running service
+  kDaemon,  // the same, after starting one where none answers; of many processes that do so at once, one does it
 };
 
 // What Attach does when the service cannot give the weights.
 enum class Fallback {
   kDisk,  // loads them from disk, as Mode::kOff does
   kFail,  // fails with the service's error
+};
+
+// How Mode::kDaemon starts a service. It is detached: it goes on when this process has ended, until it gets SIGTERM.
+struct DaemonOptions {
+  // The path of weightbrokerd. Empty: $WEIGHTBROKERD, else the one beside this process's program.
+  std::string program;
+  // Its flags, besides --socket and a --model_roots for each of ClientOptions::model_roots. Only the process that
+  // starts it is heard.
+  std::vector<std::string> flags;
+  // Where its log lines go, appended. Empty: the socket's path and ".log".
+  std::string log_path;
 };
 
 struct ClientOptions {
@@ -46,14 +59,15 @@ struct ClientOptions {
   // Where the service listens. Empty: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, else
   // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock.
   std::string socket_path;
-  // Folders by name, for specs "name:relative/path" that are loaded from disk; the service has its own.
+  // Folders by name, for specs "name:relative/path" that are loaded from disk; a running service has its own.
   std::map<std::string, std::string> model_roots;
+  DaemonOptions daemon;  // for Mode::kDaemon
 };
 
 // Which weights are meant. Everything in it is part of the fingerprint.
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
-  int32_t tensor_parallel_size = 1;  // this version knows 1
+  int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
   std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
   std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
   std::string layout;                // empty: "hf", the checkpoint's own names
@@ -64,6 +78,18 @@ struct LoadProgress {
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;  // 0 until known
   double rate_bytes_per_second = 0;
+};
+
+// What happens to the hold on attached weights after Attach has returned. Mapped memory stays valid whatever it is.
+struct LeaseEvent {
+  enum class Kind {
+    kDraining,     // the service says that it takes the weight set, or itself, down
+    kInterrupted,  // the lease has ended, with its broker or by an operator; it is being renewed
+    kRenewed,      // the service counts this mapping again
+    kLost,         // the weight set has been released, or the service stayed away too long; nothing follows
+  };
+  Kind kind = Kind::kLost;
+  Status why;  // ok for kRenewed
 };
 
 // When pages of attached memory are mapped into the process.
@@ -78,33 +104,45 @@ struct AttachOptions {
   bool register_if_missing = false;
   // Called on the attaching thread while the service loads, at least twice a second. May be empty.
   std::function<void(const LoadProgress&)> on_progress;
-  // For everything but loading: to reach the service, and to have every tensor's address.
+  // For everything but loading: to reach the service or, in Mode::kDaemon, start one; and to have every tensor's
+  // address.
   std::chrono::milliseconds deadline{10'000};
   // For the service to load the weights, where register_if_missing asks for it.
   std::chrono::milliseconds load_deadline{3'600'000};
+  // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
+  // only others.
   int32_t rank = 0;
   Prefault prefault = Prefault::kNone;
   // For prefaulting and for reading from disk; 0 chooses.
   int threads = 0;
+  // How long after its interruption a lease may be renewed: a service that is being replaced is back sooner. 0: it is
+  // lost at once.
+  std::chrono::milliseconds lease_renewal_deadline{60'000};
+  // Called on a thread of this library, one event after the other, and not once the weights have been destroyed. It
+  // must not destroy them. May be empty.
+  std::function<void(const LeaseEvent&)> on_lease_event;
 };
 
 class WEIGHTBROKER_EXPORT Client {
  public:
-  // Checks the options and, in Mode::kClient, begins to connect without waiting: that no service answers is found by
-  // the first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path can be derived.
+  // Checks the options and, unless in Mode::kOff, begins to connect without waiting: that no service answers is found,
+  // or changed, by the first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path
+  // can be derived.
   static Result<Client> Create(const ClientOptions& options);
 
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
   ~Client();  // weights that were attached stay mapped and leased
 
-  // Waits until the service is reached. SERVICE_UNAVAILABLE after `deadline`; at once, ok, in Mode::kOff.
+  // Waits until the service is reached. SERVICE_UNAVAILABLE after `deadline`; SERVICE_NOT_STARTED in Mode::kDaemon,
+  // with the last lines of the log; at once, ok, in Mode::kOff.
   Status WaitUntilConnected(std::chrono::milliseconds deadline) const;
 
-  // Makes every tensor of `spec` addressable. A call in flight when the service dies is tried once more. Fails with the
-  // service's reason (NOT_RESIDENT, FINGERPRINT_MISMATCH with every differing field in metadata, ...), or, with
-  // Fallback::kDisk, only if loading from disk fails too. What the service sends is not trusted: PROTOCOL_ERROR if the
-  // manifest or the memory are not what they must be.
+  // Makes every tensor of `spec` addressable. A service that is being replaced is waited for, and a call that was in
+  // flight is made again, within the deadline. Fails with the service's reason (NOT_RESIDENT, FINGERPRINT_MISMATCH with
+  // every differing field in metadata, ...), or, with Fallback::kDisk, only if loading from disk fails too (then with
+  // the disk's reason, and the service's in metadata["service_reason"]). What the service sends is not trusted:
+  // PROTOCOL_ERROR if the manifest or the memory are not what they must be.
   Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options = {}) const;
 
  private:

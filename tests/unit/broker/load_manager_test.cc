@@ -25,6 +25,7 @@ namespace {
 using testing::FakeLoader;
 using testing::FakeLoaderSpawner;
 using testing::FakeShard;
+using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
 using testing::LoadsWell;
@@ -39,6 +40,14 @@ NewWeightSet Wanted(char digit) {
   return wanted;
 }
 
+NewWeightSet WantedRanks(const std::vector<int32_t>& ranks) {
+  NewWeightSet wanted = Wanted('a');
+  wanted.placement.world_size = 4;
+  wanted.placement.ranks.clear();
+  for (const int32_t rank : ranks) wanted.placement.ranks.push_back({rank, kHostDevice});
+  return wanted;
+}
+
 int CountOpenFds() {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
@@ -47,7 +56,8 @@ int CountOpenFds() {
 
 class LoadManagerTest : public ::testing::Test {
  protected:
-  void Start(FakeLoaderSpawner::Script script, int max_concurrent_loads = 2, int max_waiting_loads = 8) {
+  void Start(FakeLoaderSpawner::Script script, int max_concurrent_loads = 2, int max_waiting_loads = 8,
+             std::chrono::milliseconds stall_timeout = std::chrono::milliseconds(0)) {
     fds_before_ = CountOpenFds();
     registry_ = Registry::Create({.host_memory = [] { return HostMemory{int64_t{1} << 40, "machine"}; }});
     spawner_ = std::make_unique<FakeLoaderSpawner>(std::move(script));
@@ -57,6 +67,7 @@ class LoadManagerTest : public ::testing::Test {
                            .max_concurrent_loads = max_concurrent_loads,
                            .max_waiting_loads = max_waiting_loads,
                            .heartbeat = std::chrono::milliseconds(20),
+                           .stall_timeout = stall_timeout,
                            .on_finished = [this](const WeightSetRef&, const absl::Status&) { ++finished_; }});
   }
 
@@ -75,8 +86,9 @@ class LoadManagerTest : public ::testing::Test {
   }
 
   // Runs one load with `script` to its failure, and checks that it leaves nothing behind.
-  absl::Status FailureOf(FakeLoaderSpawner::Script script) {
-    Start(std::move(script));
+  absl::Status FailureOf(FakeLoaderSpawner::Script script,
+                         std::chrono::milliseconds stall_timeout = std::chrono::milliseconds(0)) {
+    Start(std::move(script), 2, 8, stall_timeout);
     const WeightSetView view = Await(Load());
     EXPECT_EQ(view.state, v1::WEIGHT_SET_STATE_FAILED);
     loads_->Shutdown();
@@ -104,6 +116,72 @@ TEST_F(LoadManagerTest, MakesAResidentSetOfWhatTheLoaderHandsOver) {
   EXPECT_EQ((*shard)->tensor_count, 3);
   EXPECT_EQ((*shard)->slab_fds->size(), 1u);
   EXPECT_EQ((*shard)->manifest->frames().size(), 1u);
+}
+
+TEST_F(LoadManagerTest, MakesAllRanksResidentTogetherOnceTheLastIsHandedOver) {
+  std::atomic<bool> go_on{false};
+  Start([&](FakeLoader& loader) {
+    const FakeShard shard = MakeFakeShard(2);
+    if (!loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4)) return;
+    loader.HandOver(shard, 0);
+    while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    loader.HandOver(shard, 1);
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({0, 1})).value();
+  EXPECT_THAT(registry_->Acquire(set, 0, {}, nullptr), StatusIs(Reason::kStillLoading));
+  go_on = true;
+  ASSERT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  for (const int32_t rank : {0, 1}) EXPECT_EQ(registry_->Look(set, rank, {}).value()->rank, rank);
+}
+
+TEST_F(LoadManagerTest, TellsTheLoaderWhichRanksToMakeAndWhere) {
+  std::string ranks;
+  Start([&](FakeLoader& loader) {
+    for (const auto& placed : loader.request().ranks()) ranks += absl::StrCat(placed.rank(), "@", placed.device(), " ");
+    LoadsWell()(loader);
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({1, 3})).value();
+  ASSERT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_EQ(ranks, "1@host 3@host ");
+}
+
+TEST_F(LoadManagerTest, KeepsNothingOfTheOtherRanksIfTheLoaderDiesAfterOne) {
+  Start([](FakeLoader& loader) {
+    const FakeShard shard = MakeFakeShard(2);
+    loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4);
+    loader.HandOver(shard, 0);
+    loader.Die("killed by SIGKILL");
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({0, 1})).value();
+  const WeightSetView view = Await(set);
+  EXPECT_EQ(view.state, v1::WEIGHT_SET_STATE_FAILED);
+  EXPECT_THAT(view.failure, StatusIs(Reason::kLoaderFailed, HasSubstr("SIGKILL")));
+  loads_->Shutdown();
+  EXPECT_EQ(registry_->Totals().reserved_bytes, 0);
+  EXPECT_EQ(CountOpenFds(), fds_before_);
+}
+
+TEST_F(LoadManagerTest, RefusesRanksThatItDidNotAskForOrNotInTheirOrder) {
+  for (const std::vector<int32_t>& handed_over : {std::vector<int32_t>{1}, {0, 0}, {0, 2}}) {
+    Start([&handed_over](FakeLoader& loader) {
+      const FakeShard shard = MakeFakeShard(2);
+      loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4);
+      for (const int32_t rank : handed_over) loader.HandOver(shard, rank);
+    });
+    const WeightSetView view = Await(loads_->Load(WantedRanks({0, 1})).value());
+    EXPECT_THAT(view.failure, StatusIs(Reason::kProtocolError, HasSubstr("was due")));
+    loads_->Shutdown();
+  }
+}
+
+TEST_F(LoadManagerTest, RefusesAPlanForOtherRanks) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                internal::v1::LoadEvent event;
+                event.mutable_planned()->add_shards()->set_rank(1);
+                loader.SendRaw(event.SerializeAsString());
+                loader.WaitForTheEnd();
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("not ranks 0")));
 }
 
 TEST_F(LoadManagerTest, TellsTheLoaderWhatToLoad) {
@@ -178,6 +256,54 @@ TEST_F(LoadManagerTest, CountsEachLoadOnce) {
   Await(Load('b'));
   loads_->Shutdown();
   EXPECT_EQ(finished_, 2);
+}
+
+// ---- Loaders that stall.
+
+TEST_F(LoadManagerTest, KillsALoaderThatNeverPlans) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.WaitForTheEnd(); }, std::chrono::milliseconds(100)),
+              StatusIs(Reason::kLoaderStalled, HasSubstr("in ALLOCATING at 0 of 0 bytes")));
+}
+
+TEST_F(LoadManagerTest, KillsALoaderThatStopsInMidLoadSayingHowFarItWas) {
+  const absl::Status failure = FailureOf(
+      [](FakeLoader& loader) {
+        loader.Plan(4096, 2);
+        loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+        loader.WaitForTheEnd();
+      },
+      std::chrono::milliseconds(100));
+  EXPECT_THAT(failure, StatusIs(Reason::kLoaderStalled, HasSubstr("--loader_stall_timeout")));
+  EXPECT_THAT(failure, HasMetadata("state", "LOADING"));
+  EXPECT_THAT(failure, HasMetadata("done_bytes", "100"));
+}
+
+TEST_F(LoadManagerTest, TakesNoRepetitionForProgress) {
+  EXPECT_THAT(FailureOf(
+                  [](FakeLoader& loader) {
+                    loader.Plan(4096, 2);
+                    for (int i = 0; i < 1'000; ++i) {
+                      loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+                      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    }
+                  },
+                  std::chrono::milliseconds(300)),
+              StatusIs(Reason::kLoaderStalled));
+}
+
+TEST_F(LoadManagerTest, LeavesALoaderAloneThatIsSlowAndGetsOn) {
+  const FakeShard shard = MakeFakeShard(2);
+  Start(
+      [&](FakeLoader& loader) {
+        loader.PlanFor(shard);
+        for (int i = 1; i <= 20; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          loader.Progress(v1::WEIGHT_SET_STATE_LOADING, i);
+        }
+        loader.HandOver(shard);
+      },
+      2, 8, std::chrono::milliseconds(1'500));
+  EXPECT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_RESIDENT);
 }
 
 // ---- Loaders that die.

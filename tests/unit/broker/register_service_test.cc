@@ -140,6 +140,8 @@ TEST_F(RegisterServiceTest, RefusesDevicesThatItHasNot) {
   v1::RegisterRequest request = RegisterRequestFor();
   request.add_devices("cuda:0");
   EXPECT_THAT(Register(request), StatusIs(Reason::kDeviceUnknown, HasSubstr("cuda:0")));
+  request.set_devices(0, std::string(63, 'x') + "\xc3\xa9");
+  EXPECT_THAT(Register(request), StatusIs(Reason::kDeviceUnknown, HasSubstr("x\xc3\xa9\"")));
   request.set_devices(0, "host");
   request.add_devices("host");
   EXPECT_THAT(Register(request), StatusIs(Reason::kInvalidArgument, HasSubstr("2 devices are named for 1 ranks")));

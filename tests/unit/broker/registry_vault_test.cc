@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +36,7 @@ NewWeightSet Wanted(const std::string& start) {
   wanted.spec.set_model("/models/m");
   wanted.environment.set_torch_version("any");
   wanted.fingerprint.hash = start + std::string(64 - start.size(), '0');
+  wanted.placement = AllOnHost(2);
   return wanted;
 }
 
@@ -60,8 +63,11 @@ class RegistryVaultTest : public ::testing::Test {
 
   WeightSetRef BeginLoad(const std::string& start = "aa") {
     const WeightSetRef set = registry_->Begin(Wanted(start)).value().set;
-    EXPECT_THAT(registry_->GrantMemory(set, {2 * kShardBytes, 1000, 14}), IsOk());
+    EXPECT_THAT(registry_->GrantMemory(set, PlanOfBoth(kShardBytes)), IsOk());
     return set;
+  }
+  static MemoryPlan PlanOfBoth(int64_t shard_bytes) {
+    return {.shards = {{0, kHostDevice, shard_bytes, 7}, {1, kHostDevice, shard_bytes, 7}}, .read_bytes = 1000};
   }
   absl::Status Finish(const WeightSetRef& set) {
     return registry_->MakeResident(set, {MakeShard(0), MakeShard(1)}, 1000);
@@ -134,7 +140,7 @@ TEST_F(RegistryVaultTest, KeepsNoShardWhoseGenerationIsNotWrittenDown) {
 
 TEST_F(RegistryVaultTest, WritesNothingDownOfShardsThatAreTooLarge) {
   const WeightSetRef set = registry_->Begin(Wanted("aa")).value().set;
-  ASSERT_THAT(registry_->GrantMemory(set, {1, 1000, 14}), IsOk());
+  ASSERT_THAT(registry_->GrantMemory(set, PlanOfBoth(1)), IsOk());
   auto shard = std::make_shared<Shard>(*MakeShard(0));
   shard->size_bytes = 2 + kHugePageBytes;
   EXPECT_THAT(registry_->MakeResident(set, {shard}, 1000), StatusIs(Reason::kProtocolError));
@@ -165,6 +171,50 @@ TEST_F(RegistryVaultTest, SaysThatASetIsNotForgottenAndReleasesItAtTheNextTry) {
   vault_.OnCall(nullptr);
   EXPECT_THAT(registry_->Release(set), IsOk());
   EXPECT_THAT(registry_->List(), IsEmpty());
+}
+
+TEST_F(RegistryVaultTest, ForgetsASetOnceThoughTwoReleaseItByForceAtOnce) {
+  const WeightSetRef set = MakeResident();
+  std::promise<void> forgetting;
+  std::promise<void> go_on;
+  std::atomic<int> calls{0};
+  vault_.OnCall([&](const std::string& call) {
+    if (call == "Forget 0" && ++calls == 1) {
+      forgetting.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  auto first = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  forgetting.get_future().wait();
+  auto second = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  go_on.set_value();
+  EXPECT_THAT(first.get(), IsOk());
+  EXPECT_THAT(second.get(), IsOk());
+  EXPECT_EQ(StateOf(set), v1::WEIGHT_SET_STATE_RELEASED);
+  // Once more would be the shards of the set that has been loaded since.
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(RegistryVaultTest, LetsASecondReleaseTryAgainWhatTheFirstCouldNotForget) {
+  const WeightSetRef set = MakeResident();
+  std::promise<void> forgetting;
+  std::promise<void> go_on;
+  std::atomic<int> calls{0};
+  vault_.OnCall([&](const std::string& call) {
+    if (call != "Forget 0" || ++calls > 1) return absl::OkStatus();
+    forgetting.set_value();
+    go_on.get_future().wait();
+    return MakeError(Reason::kKeeperRefused, "not now");
+  });
+  auto first = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  forgetting.get_future().wait();
+  auto second = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  go_on.set_value();
+  EXPECT_THAT(first.get(), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(second.get(), IsOk());
+  EXPECT_EQ(StateOf(set), v1::WEIGHT_SET_STATE_RELEASED);
 }
 
 TEST_F(RegistryVaultTest, ForgetsNothingThatIsLeased) {

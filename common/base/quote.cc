@@ -1,4 +1,4 @@
-#include "common/checkpoint/quote.h"
+#include "common/base/quote.h"
 
 #include <cstdio>
 
@@ -9,9 +9,15 @@ namespace {
 
 constexpr size_t kMaxBytes = 200;
 
-// The length of the UTF-8 sequence that `text` starts with, or 0 if it starts with none. Overlong forms, surrogates and
-// values past U+10FFFF are none.
-size_t SequenceLength(std::string_view text) {
+std::string Escaped(char character) {
+  char buffer[8];
+  std::snprintf(buffer, sizeof(buffer), "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(character)));
+  return buffer;
+}
+
+}  // namespace
+
+size_t Utf8SequenceLength(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const auto follows = [&](size_t i) { return (byte(i) & 0xC0u) == 0x80u; };
   const unsigned first = byte(0);
@@ -30,19 +36,11 @@ size_t SequenceLength(std::string_view text) {
   return 0;
 }
 
-std::string Escaped(char character) {
-  char buffer[8];
-  std::snprintf(buffer, sizeof(buffer), "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(character)));
-  return buffer;
-}
-
-}  // namespace
-
 std::string Printable(std::string_view text) {
   std::string result;
   while (!text.empty()) {
     if (result.size() >= kMaxBytes) return absl::StrCat(result, "... (", text.size(), " more bytes)");
-    const size_t length = SequenceLength(text);
+    const size_t length = Utf8SequenceLength(text);
     const auto first = static_cast<unsigned char>(text[0]);
     if (length == 0 || first < 0x20 || first == 0x7F) {
       result += Escaped(text[0]);
@@ -52,6 +50,31 @@ std::string Printable(std::string_view text) {
       text.remove_prefix(length);
     }
   }
+  return result;
+}
+
+std::string ToUtf8(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = Utf8SequenceLength(text);
+    result += length == 0 ? Escaped(text[0]) : std::string(text.substr(0, length));
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return result;
+}
+
+std::string_view CutUtf8(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return text;
+  size_t end = max_bytes;
+  for (int i = 0; i < 3 && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80; ++i) --end;
+  return text.substr(0, end);
+}
+
+std::string CutUtf8WithCount(std::string_view text, size_t max_bytes) {
+  const std::string_view cut = CutUtf8(text, max_bytes);
+  std::string result(cut);
+  if (cut.size() < text.size()) absl::StrAppend(&result, "... (", text.size() - cut.size(), " more bytes)");
   return result;
 }
 

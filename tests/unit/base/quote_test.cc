@@ -1,4 +1,4 @@
-#include "common/checkpoint/quote.h"
+#include "common/base/quote.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,6 +24,15 @@ TEST(Quote, EscapesBytesThatAreNotUtf8) {
 TEST(Quote, CutsLongTextAndSaysHowMuchIsLeft) {
   EXPECT_THAT(Printable(std::string(1000, 'x')), HasSubstr("x... (800 more bytes)"));
 }
+
+TEST(Quote, CutsBetweenCharactersAndSaysHowMuchIsLeft) {
+  EXPECT_EQ(CutUtf8("l\xc3\xa9", 3), "l\xc3\xa9");
+  EXPECT_EQ(CutUtf8("l\xc3\xa9", 2), "l");
+  EXPECT_EQ(CutUtf8("\xf0\x9f\x98\x80", 3), "");
+  EXPECT_EQ(CutUtf8WithCount("l\xc3\xa9", 2), "l... (2 more bytes)");
+}
+
+TEST(Quote, MakesUtf8OfAnythingAndLeavesWhatIs) { EXPECT_EQ(ToUtf8("a\n\xc3\xa9\xc3"), "a\n\xc3\xa9\\xc3"); }
 
 }  // namespace
 }  // namespace weightbroker

@@ -1,0 +1,35 @@
+#include "server/loader/hand_over.h"
+
+#include <vector>
+
+#include "common/base/socket.h"
+#include "common/base/status_macros.h"
+#include "common/identity/sha256.h"
+#include "weightbroker/internal/v1/loader.pb.h"
+
+namespace weightbroker {
+
+absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const SealedSlab> slabs,
+                       const std::string& manifest) {
+  internal::v1::LoadEvent event;
+  internal::v1::LoadSealed& sealed = *event.mutable_sealed();
+  std::vector<int> fds;
+  for (const SealedSlab& slab : slabs) {
+    v1::Slab& description = *sealed.add_slabs();
+    description.set_size_bytes(slab.size_bytes);
+    description.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
+    description.set_page_kind(slab.page_kind);
+    fds.push_back(slab.fd.get());
+  }
+  ASSIGN_OR_RETURN(const UniqueFd manifest_fd,
+                   CreateSealedMemfd("weightbroker-manifest", std::as_bytes(std::span(manifest))));
+  fds.push_back(manifest_fd.get());
+  sealed.set_rank(facts.rank);
+  sealed.set_tensor_count(facts.tensor_count);
+  sealed.set_read_bytes(facts.read_bytes);
+  sealed.set_manifest_sha256(Sha256Bytes(manifest));
+  sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
+  return SendMessage(control_fd, event.SerializeAsString(), fds);
+}
+
+}  // namespace weightbroker
