@@ -53,12 +53,15 @@ class Source:
         return self._kept[name]
 
 
+ARCHITECTURES = os.path.join(os.path.dirname(__file__), "..", "data", "architectures")
+
+
 class Loader:
     """A running reference_loader."""
 
-    def __init__(self, program, folder, *arguments):
+    def __init__(self, program, folder):
         self.process = subprocess.Popen(
-            [program, folder, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            [program, folder, ARCHITECTURES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, **request):
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -201,7 +204,7 @@ def has_experts(config):
 def cases(model, full):
     """(sizes, layout) to compare a model at."""
     config = MODELS[model][1]
-    layers = config.get("num_hidden_layers", 1)
+    layers = config.get("num_hidden_layers", config.get("depth", 1))
     if not full:
         yield sizes(8 if model not in ("falcon-7b", "bert-base") else 1), "hf"
         yield sizes(2, ep=2 if has_experts(config) else 1), "fused"

@@ -322,6 +322,26 @@ def bert(m, c):
     m.linear(linear("pooler.dense", hidden, hidden, bias=True), quantizable=False)
 
 
+def novel(m, c):
+    """What tests/data/architectures/novel.json describes: added while the test runs."""
+    width, heads, kv = c.width, c.n_heads, c.n_kv_heads
+    size = width // heads
+    for layer in model_layers(m, Config(num_hidden_layers=c.depth)):
+        p, a = f"blocks.{layer}.", f"blocks.{layer}.attn."
+        m.at(layer=layer)
+        norms(m, Config(hidden_size=width), p, "norm1 norm2")
+        m.whole(p + "router.weight", (c.n_experts, width))
+        parts = [linear(a + "q", width, width, rows=m.heads(heads, size))]
+        parts += [linear(a + name, kv * size, width, rows=m.kv_heads(kv, size)) for name in "kv"]
+        m.fused(a + "qkv", parts)
+        m.linear(linear(a + "out", width, width, columns=m.heads(heads, size)))
+        moe(m, p + "experts.", c.n_experts, width, c.inner, ("gate", "up", "down"))
+    m.at(stage="first")
+    m.vocab("embed.weight", width)
+    m.at(stage="last")
+    m.vocab("head.weight", width)
+
+
 def config(architecture, **values):
     return Config(values, architectures=[architecture])
 
@@ -389,6 +409,8 @@ MODELS = {
     "falcon-7b": (falcon, config(
         "FalconForCausalLM", hidden_size=4544, num_attention_heads=71, multi_query=True,
         new_decoder_architecture=False, num_hidden_layers=1, vocab_size=320)),
+    "novel": (novel, config(
+        "NovelForCausalLM", width=1024, n_heads=8, n_kv_heads=2, n_experts=4, inner=1024, depth=2, vocab_size=100)),
     "bert-base": (bert, config(
         "BertModel", hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=2,
         vocab_size=500)),

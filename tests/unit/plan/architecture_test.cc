@@ -47,6 +47,13 @@ TEST(Architectures, HaveAllThatAreBuiltIn) {
   }
 }
 
+TEST(Architectures, AreExplainedWithAFileThatTheTestsAdd) {
+  const std::string shown = testing::ReadFile(std::string(WEIGHTBROKER_TEST_DATA) + "/../../docs/architectures.md");
+  const std::string file = testing::ReadFile(std::string(WEIGHTBROKER_TEST_DATA) + "/architectures/novel.json");
+  EXPECT_THAT(shown, HasSubstr("```json\n" + file + "```"));
+  EXPECT_THAT(ParseArchitecture("novel.json", file), IsOk());
+}
+
 TEST(Architectures, AreAddedByAFile) {
   const TemporaryFolder folder;
   WriteFile(folder / "novel.json", kNovel);
