@@ -20,7 +20,7 @@ namespace {
 // opened once more through /proc, and what is opened so has flags of its own.
 class ReopenedPipe {
  public:
-  ReopenedPipe(const struct stat& identity)
+  explicit ReopenedPipe(const struct stat& identity)
       : device_(identity.st_dev),
         inode_(identity.st_ino),
         fd_(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC)) {}

@@ -73,7 +73,7 @@ uint16_t F32ToBf16(float value) {
 float F16ToF32(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7FFF) << 13;
-  if (magnitude >= kInfinity >> 3) {  // infinity or NaN
+  if (magnitude >= 0x7C00u << 13) {  // infinity or NaN
     const uint32_t payload = magnitude & 0x7FFFFF;
     return std::bit_cast<float>(sign | kInfinity | payload | (payload != 0 ? 0x400000u : 0u));
   }

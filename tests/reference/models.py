@@ -322,6 +322,26 @@ def bert(m, c):
     m.linear(linear("pooler.dense", hidden, hidden, bias=True), quantizable=False)
 
 
+def novel(m, c):
+    """What tests/data/architectures/novel.json describes: added while the test runs."""
+    width, heads, kv = c.width, c.n_heads, c.n_kv_heads
+    size = width // heads
+    for layer in model_layers(m, Config(num_hidden_layers=c.depth)):
+        p, a = f"blocks.{layer}.", f"blocks.{layer}.attn."
+        m.at(layer=layer)
+        norms(m, Config(hidden_size=width), p, "norm1 norm2")
+        m.whole(p + "router.weight", (c.n_experts, width))
+        parts = [linear(a + "q", width, width, rows=m.heads(heads, size))]
+        parts += [linear(a + name, kv * size, width, rows=m.kv_heads(kv, size)) for name in "kv"]
+        m.fused(a + "qkv", parts)
+        m.linear(linear(a + "out", width, width, columns=m.heads(heads, size)))
+        moe(m, p + "experts.", c.n_experts, width, c.inner, ("gate", "up", "down"))
+    m.at(stage="first")
+    m.vocab("embed.weight", width)
+    m.at(stage="last")
+    m.vocab("head.weight", width)
+
+
 def config(architecture, **values):
     return Config(values, architectures=[architecture])
 
@@ -352,8 +372,8 @@ MODELS = {
     "DeepSeek-V3": (deepseek, config(
         "DeepseekV3ForCausalLM", hidden_size=7168, intermediate_size=18432, moe_intermediate_size=2048,
         n_routed_experts=8, n_shared_experts=1, num_attention_heads=128, num_key_value_heads=128, q_lora_rank=1536,
-        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=0,
-        topk_method="noaux_tc", num_nextn_predict_layers=0, num_hidden_layers=1, vocab_size=640)),
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=1,
+        topk_method="noaux_tc", num_nextn_predict_layers=0, num_hidden_layers=2, vocab_size=1280)),
     "Ling-mini-2.0": (bailing, config(
         "BailingMoeV2ForCausalLM", hidden_size=2048, intermediate_size=5120, moe_intermediate_size=512,
         num_experts=8, num_shared_experts=1, num_attention_heads=16, num_key_value_heads=4, head_dim=128,
@@ -389,6 +409,8 @@ MODELS = {
     "falcon-7b": (falcon, config(
         "FalconForCausalLM", hidden_size=4544, num_attention_heads=71, multi_query=True,
         new_decoder_architecture=False, num_hidden_layers=1, vocab_size=320)),
+    "novel": (novel, config(
+        "NovelForCausalLM", width=1024, n_heads=8, n_kv_heads=2, n_experts=4, inner=1024, depth=2, vocab_size=100)),
     "bert-base": (bert, config(
         "BertModel", hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=2,
         vocab_size=500)),

@@ -17,7 +17,6 @@
 #include <memory>
 #include <string>
 #include <vector>
-#include <vector>
 
 #include "weightbroker/export.h"
 #include "weightbroker/mapped_weights.h"
@@ -70,11 +69,16 @@ struct ClientOptions {
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
   int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
-  std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
-  std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
-  std::string layout;                // empty: "hf", the checkpoint's own names; "engine": an engine's own
-  std::string engine;                // with layout "engine", and only then: whose
-  std::string engine_version;        // and of which version
+  std::string quantization;  // "none", "fp8", "fp8_block" (while it is loaded), or empty for the checkpoint's own
+  std::string dtype;         // "BF16", "F16", "F32", or empty for the checkpoint's own
+  std::string layout;        // "hf" (or empty), the checkpoint's names; "fused"; "engine", an engine's own
+  int32_t pipeline_parallel_size = 1;            // over how many stages the layers are split
+  int32_t expert_parallel_size = 1;              // over how many groups the experts are split
+  int32_t data_parallel_size = 1;                // how many replicas there are of everything but the experts
+  std::string mtp_layers;                        // of multi-token prediction: "keep" (or empty) or "drop"
+  std::vector<std::string> unquantized_modules;  // which "fp8_block" leaves as they are
+  std::string engine;                            // with layout "engine", and only then: whose
+  std::string engine_version;                    // and of which version
 };
 
 struct LoadProgress {
