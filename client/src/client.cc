@@ -46,6 +46,11 @@ class ClientState {
     proto.set_quantization(spec.quantization);
     proto.set_dtype(spec.dtype);
     proto.set_layout(spec.layout);
+    proto.set_pipeline_parallel_size(spec.pipeline_parallel_size);
+    proto.set_expert_parallel_size(spec.expert_parallel_size);
+    proto.set_data_parallel_size(spec.data_parallel_size);
+    proto.set_mtp_layers(spec.mtp_layers);
+    proto.mutable_unquantized_modules()->Assign(spec.unquantized_modules.begin(), spec.unquantized_modules.end());
     return proto;
   }
 

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
-#include <tuple>
-#include <vector>
 
 #include "client/tool/inspect.h"
 #include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
+#include "client/tool/spec_flags.h"
 #include "common/base/file.h"
 
 namespace weightbroker::tool {
@@ -101,30 +100,9 @@ class CommandLine {
   void AddPlan() {
     CLI::App* command = app_.add_subcommand("plan", "Show offline which bytes each rank of a model would hold");
     command->add_option("folder", plan_.folder, "A model folder")->required();
-    using Setter = void (v1::WeightSpec::*)(int32_t);
-    const std::tuple<const char*, const char*, Setter> sizes[] = {
-        {"--tp", "Ranks that each weight is split over", &v1::WeightSpec::set_tensor_parallel_size},
-        {"--pp", "Stages that the layers are split over", &v1::WeightSpec::set_pipeline_parallel_size},
-        {"--ep", "Groups that the experts are split over", &v1::WeightSpec::set_expert_parallel_size},
-        {"--dp", "Replicas of everything but the experts", &v1::WeightSpec::set_data_parallel_size}};
-    for (const auto& [name, help, set] : sizes) {
-      command->add_option_function<int32_t>(
-          name, [this, set = set](int32_t size) { (plan_.spec.*set)(size); }, help);
-    }
+    AddSpecFlags(command, &plan_.spec);
     command->add_option("--rank", plan_.rank,
                         "One rank; default: all of them, and the table has the first one's tensors");
-    command->add_option("--layout", *plan_.spec.mutable_layout(), "hf or fused; default: hf");
-    command->add_option("--quantize", *plan_.spec.mutable_quantization(), "fp8_block: while it is loaded");
-    command->add_option("--dtype", *plan_.spec.mutable_dtype(), "BF16, F16 or F32; default: the checkpoint's own");
-    command->add_option("--mtp_layers", *plan_.spec.mutable_mtp_layers(), "keep or drop; default: keep");
-    command
-        ->add_option_function<std::vector<std::string>>(
-            "--unquantized_modules",
-            [this](const std::vector<std::string>& names) {
-              plan_.spec.mutable_unquantized_modules()->Assign(names.begin(), names.end());
-            },
-            "Modules that --quantize leaves as they are, as a,b")
-        ->delimiter(',');
     command->add_option("--architecture_dir", plan_.architecture_dir, "A folder of architecture files");
     command->add_flag("--json", plan_.json, "Print JSON instead of a table");
     command->callback([this] { run_ = [this] { return RunPlan(plan_); }; });
@@ -136,11 +114,7 @@ class CommandLine {
         ->required();
     command->add_option("--torch_version", register_.torch_version, "The engine's torch version, or \"any\"")
         ->required();
-    command->add_option("--quantization", register_.quantization, "none or fp8; default: what the checkpoint declares");
-    command->add_option("--dtype", register_.dtype, "BF16, F16 or F32; default: the checkpoint's own");
-    command->add_option("--tp", register_.tensor_parallel_size, "The number of ranks that each weight is split over")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+    AddSpecFlags(command, &register_.spec);
     command->add_option("--ranks", register_.ranks, "The ranks that this service is to hold, as 0,1; default: all")
         ->delimiter(',');
     command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")

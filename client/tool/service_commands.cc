@@ -133,10 +133,8 @@ ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
 
 v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   v1::RegisterRequest request;
+  *request.mutable_spec() = flags.spec;
   request.mutable_spec()->set_model(flags.model);
-  request.mutable_spec()->set_quantization(flags.quantization);
-  request.mutable_spec()->set_dtype(flags.dtype);
-  request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
   for (const int rank : flags.ranks) request.add_ranks(rank);
   for (const std::string& device : flags.devices) request.add_devices(device);
   request.mutable_environment()->set_torch_version(flags.torch_version);

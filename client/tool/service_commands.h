@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/tool/output.h"
+#include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker::tool {
 
@@ -19,9 +20,7 @@ struct ServiceFlags {
 struct RegisterFlags {
   std::string model;
   std::string torch_version;
-  std::string quantization;
-  std::string dtype;
-  int tensor_parallel_size = 1;
+  v1::WeightSpec spec;               // but for its model
   std::vector<int> ranks;            // empty: all of them
   std::vector<std::string> devices;  // of each; empty: the service chooses
   bool wait = true;

@@ -18,6 +18,8 @@ import numpy as np
 import fp8_blocks
 from checkpoint import RAW_TYPES, Checkpoint
 from models import MODELS, Config
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integration", "cli"))
+from service import Service  # noqa: E402
 from walk import CheckpointWalk, Illegal, RankWalk, Tensor
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
@@ -389,15 +391,50 @@ def check_conversion_rule(program):
     print(f"DeepSeek-V3's own conversion to 8 ranks gives the same  {time.monotonic() - start:6.1f} s", flush=True)
 
 
+def check_service(bin_dir):
+    """A whole model in FP8, registered at TP 4 with a real service, as the client library gives it to four engines."""
+    start = time.monotonic()
+    model, size = "Qwen3-0.6B", sizes(4)
+    walk_model, config = MODELS[model]
+    with tempfile.TemporaryDirectory() as root:
+        source = make(model, os.path.join(root, "model"), quantized=True)
+        with Service(bin_dir, {"models": root}) as service:
+            registered = service.run("weightbroker", "register", "models:model", "--torch_version", "any", "--tp", "4",
+                                     "--layout", "fused")
+            if registered.returncode:
+                fail(f"service: {registered.stderr}")
+            for rank in range(4):
+                walk = RankWalk(source, size, rank, "fused")
+                walk_model(walk, config)
+                folder = os.path.join(root, f"rank{rank}")
+                os.mkdir(folder)
+                engine = service.run("engine", "--model", "models:model", "--torch_version", "any", "--mode", "client",
+                                     "--tp", "4", "--layout", "fused", "--rank", str(rank), "--verify",
+                                     "--dump_dir", folder)
+                if engine.returncode:
+                    fail(f"service: {engine.stdout} {engine.stderr}")
+                if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
+                    fail(f"service: rank {rank} has other names")
+                for name, tensor in walk.tensors.items():
+                    with open(os.path.join(folder, name), "rb") as file:
+                        row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0}
+                        memory = file.read()
+                        check_tensor(f"service, rank {rank}", tensor, dict(row, size_bytes=len(memory)), memory)
+    print(f"a service and four engines, TP 4 in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
+    parser.add_argument("--bin_dir", help="of the service's programs, to check one, too")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--model")
     arguments = parser.parse_args()
     if not arguments.model:
         run_quantizer(arguments.program)
         check_conversion_rule(arguments.program)
+        if arguments.bin_dir:
+            check_service(arguments.bin_dir)
     for model in [arguments.model] if arguments.model else MODELS:
         run_model(arguments.program, model, arguments.full)
     print(f"the same as the reference: {Totals.tensors} tensors, {Totals.bytes:,} bytes, in {Totals.cases} cases; "

@@ -68,9 +68,14 @@ struct ClientOptions {
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
   int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
-  std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
-  std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
-  std::string layout;                // empty: "hf", the checkpoint's own names
+  std::string quantization;  // "none", "fp8", "fp8_block" to quantize, or empty for what the checkpoint declares
+  std::string dtype;         // "BF16", "F16", "F32", or empty for the checkpoint's own
+  std::string layout;        // "fused", or empty for "hf", the checkpoint's own names
+  int32_t pipeline_parallel_size = 1;            // stages that the layers are split over
+  int32_t expert_parallel_size = 1;              // groups that the experts are split over
+  int32_t data_parallel_size = 1;                // replicas of everything but the experts
+  std::string mtp_layers;                        // "drop", or empty to keep layers for multi-token prediction
+  std::vector<std::string> unquantized_modules;  // what "fp8_block" leaves as it is
 };
 
 struct LoadProgress {
