@@ -392,35 +392,49 @@ def check_conversion_rule(program):
 
 
 def check_service(bin_dir):
-    """A whole model in FP8, registered at TP 4 with a real service, as the client library gives it to four engines."""
+    """Whole models registered with a real service, as the client library gives them to an engine for each rank: one in
+    FP8 at TP 4, and one of an architecture that the service was given a file for."""
     start = time.monotonic()
-    model, size = "Qwen3-0.6B", sizes(4)
-    walk_model, config = MODELS[model]
     with tempfile.TemporaryDirectory() as root:
-        source = make(model, os.path.join(root, "model"), quantized=True)
-        with Service(bin_dir, {"models": root}) as service:
-            registered = service.run("weightbroker", "register", "models:model", "--torch_version", "any", "--tp", "4",
-                                     "--layout", "fused")
-            if registered.returncode:
-                fail(f"service: {registered.stderr}")
-            for rank in range(4):
-                walk = RankWalk(source, size, rank, "fused")
-                walk_model(walk, config)
-                folder = os.path.join(root, f"rank{rank}")
-                os.mkdir(folder)
-                engine = service.run("engine", "--model", "models:model", "--torch_version", "any", "--mode", "client",
-                                     "--tp", "4", "--layout", "fused", "--rank", str(rank), "--verify",
-                                     "--dump_dir", folder)
-                if engine.returncode:
-                    fail(f"service: {engine.stdout} {engine.stderr}")
-                if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
-                    fail(f"service: rank {rank} has other names")
-                for name, tensor in walk.tensors.items():
-                    with open(os.path.join(folder, name), "rb") as file:
-                        row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0}
-                        memory = file.read()
-                        check_tensor(f"service, rank {rank}", tensor, dict(row, size_bytes=len(memory)), memory)
-    print(f"a service and four engines, TP 4 in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
+        with Service(bin_dir, {"models": root}, flags=["--architecture_dir", ARCHITECTURES]) as service:
+            check_engines(service, root, "Qwen3-0.6B", sizes(4))
+            check_engines(service, root, "novel", sizes(2))
+        bad = os.path.join(root, "bad")
+        os.mkdir(bad)
+        with open(os.path.join(bad, "bad.json"), "w") as file:
+            file.write("{}")
+        try:
+            with Service(bin_dir, {"models": root}, flags=["--architecture_dir", bad]):
+                fail("service: it starts with an architecture file that is wrong")
+        except RuntimeError as error:
+            if "bad.json: architectures: is missing" not in str(error):
+                fail(f"service: {error}")
+    print(f"a service and an engine for each rank, in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
+
+
+def check_engines(service, root, model, size):
+    walk_model, config = MODELS[model]
+    source = make(model, os.path.join(root, model), quantized=True)
+    split = ["--torch_version", "any", "--tp", str(size["tp"]), "--layout", "fused"]
+    registered = service.run("weightbroker", "register", f"models:{model}", *split)
+    if registered.returncode:
+        fail(f"service: {registered.stderr}")
+    for rank in range(size["tp"]):
+        walk = RankWalk(source, size, rank, "fused")
+        walk_model(walk, config)
+        with tempfile.TemporaryDirectory() as folder:
+            engine = service.run("engine", "--model", f"models:{model}", *split, "--mode", "client", "--rank", str(rank),
+                                 "--verify", "--dump_dir", folder)
+            if engine.returncode:
+                fail(f"service: {engine.stdout} {engine.stderr}")
+            if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
+                fail(f"service: rank {rank} of {model} has other names")
+            for name, tensor in walk.tensors.items():
+                with open(os.path.join(folder, name), "rb") as file:
+                    memory = file.read()
+                row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0,
+                       "size_bytes": len(memory)}
+                check_tensor(f"service, {model}, rank {rank}", tensor, row, memory)
 
 
 def main():
