@@ -15,7 +15,6 @@ namespace weightbroker {
   /* requests */                                                             \
   X(kInvalidArgument, "INVALID_ARGUMENT", kInvalidArgument)                  \
   X(kEnvironmentRequired, "ENVIRONMENT_REQUIRED", kInvalidArgument)          \
-  X(kParallelismUnsupported, "PARALLELISM_UNSUPPORTED", kUnimplemented)      \
   X(kLayoutUnsupported, "LAYOUT_UNSUPPORTED", kInvalidArgument)              \
   X(kDtypeMismatch, "DTYPE_MISMATCH", kFailedPrecondition)                   \
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \

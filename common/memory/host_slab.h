@@ -76,8 +76,8 @@ class HostSlab {
   v1::PageKind page_kind_ = v1::PAGE_KIND_BASE;
 };
 
-// INVALID_ARGUMENT unless `size_bytes` is positive, MEMORY_EXHAUSTED if there is not that much host memory. Reserved huge
-// pages are there already.
+// INVALID_ARGUMENT unless `size_bytes` is positive, MEMORY_EXHAUSTED if there is not that much host memory. Reserved
+// huge pages are there already.
 absl::Status CheckSlabSize(int64_t size_bytes, v1::PageKind page_kind);
 
 // A memfd with `contents`, sealed against everything and reopened read-only; for manifests and requests between

@@ -74,9 +74,8 @@ absl::Status CheckWritableMemfd(int fd, int64_t size_bytes) {
                         (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR && fstat(fd, &status) == 0 &&
                         status.st_size == size_bytes;
   if (is_right) return absl::OkStatus();
-  return MakeError(Reason::kProtocolError,
-                   absl::StrCat("a descriptor that was received is no writable memfd of ", size_bytes,
-                                " bytes with a fixed length"));
+  return MakeError(Reason::kProtocolError, absl::StrCat("a descriptor that was received is no writable memfd of ",
+                                                        size_bytes, " bytes with a fixed length"));
 }
 
 }  // namespace weightbroker

@@ -52,12 +52,11 @@ absl::Status CheckDevicesNamed(const v1::RegisterRequest& request, size_t rank_c
   if (request.devices().empty()) return absl::OkStatus();
   for (const std::string& name : request.devices()) {
     if (FindDevice(devices, name) != nullptr) continue;
-    const std::string shown = Printable(name.substr(0, 64));
     const std::string known = absl::StrJoin(
         devices, ", ", [](std::string* out, const ServedDevice& device) { absl::StrAppend(out, device.name); });
     return MakeError(Reason::kDeviceUnknown,
-                     absl::StrCat("device \"", shown, "\" is not one of this service's: ", known),
-                     {{"device", shown}, {"devices", known}});
+                     absl::StrCat("device ", Quote(name), " is not one of this service's: ", known),
+                     {{"device", Printable(name)}, {"devices", known}});
   }
   if (static_cast<size_t>(request.devices_size()) == rank_count) return absl::OkStatus();
   return MakeError(Reason::kInvalidArgument,

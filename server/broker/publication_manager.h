@@ -85,7 +85,7 @@ class PublicationManager {
     WeightSetRef set = {};
     std::map<int32_t, std::shared_ptr<Publication>> publications = {};  // by rank; committed ones included
     std::map<int32_t, std::shared_ptr<const Shard>> shards = {};        // by rank, committed
-    bool ended = false;                                            // resident, or given up
+    bool ended = false;                                                 // resident, or given up
   };
   using PublishedSetRef = std::shared_ptr<PublishedSet>;
 

@@ -128,13 +128,6 @@ TEST_F(RegisterServiceTest, RefusesAFileOfTheModelThatLeadsOutsideTheRoots) {
   EXPECT_THAT(Register(), StatusIs(Reason::kModelOutsideRoots, HasSubstr("secret.json")));
 }
 
-TEST_F(RegisterServiceTest, RefusesParallelismThatThisVersionHasNot) {
-  Start();
-  v1::RegisterRequest request = RegisterRequestFor();
-  request.mutable_spec()->set_tensor_parallel_size(2);
-  EXPECT_THAT(Register(request), StatusIs(Reason::kParallelismUnsupported));
-}
-
 TEST_F(RegisterServiceTest, RefusesDevicesThatItHasNot) {
   Start();
   v1::RegisterRequest request = RegisterRequestFor();

@@ -110,10 +110,10 @@ std::string ReadAll(int fd, size_t size) {
 TEST_F(LoadSessionTest, HandsOverEachRankThatIsAskedForInItsOrderAndReadsWhatTheyShareOnce) {
   CheckpointBuilder()
       .Config(R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "num_attention_heads": 4,
-                  "hidden_size": 64})")
-      .Tensor("model.embed_tokens.weight", "BF16", {128, 64})
-      .Tensor("model.norm.weight", "BF16", {64})
-      .Tensor("lm_head.weight", "BF16", {128, 64})
+                  "hidden_size": 2048})")
+      .Tensor("model.embed_tokens.weight", "BF16", {128, 2048})
+      .Tensor("model.norm.weight", "BF16", {2048})
+      .Tensor("lm_head.weight", "BF16", {128, 2048})
       .Write(folder_.path());
   pb::LoadRequest request = Request();
   request.mutable_spec()->set_tensor_parallel_size(4);
@@ -126,7 +126,7 @@ TEST_F(LoadSessionTest, HandsOverEachRankThatIsAskedForInItsOrderAndReadsWhatThe
   ASSERT_EQ(outcome.planned->shards_size(), 2);
   EXPECT_EQ(outcome.planned->shards(0).rank(), 1);
   EXPECT_EQ(outcome.planned->shards(1).rank(), 3);
-  EXPECT_EQ(outcome.planned->read_bytes(), 2 * (2 * 32 * 64 * 2) + 64 * 2);  // two quarters each, the norm once
+  EXPECT_EQ(outcome.planned->read_bytes(), 2 * (2 * 32 * 2048 * 2) + 2048 * 2);  // two quarters each, the norm once
   EXPECT_EQ(outcome.planned->tensor_count(), 6);
   EXPECT_THAT(outcome.ranks, ElementsAre(1, 3));
 }
