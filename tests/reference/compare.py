@@ -18,6 +18,8 @@ import numpy as np
 import fp8_blocks
 from checkpoint import RAW_TYPES, Checkpoint
 from models import MODELS, Config
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integration", "cli"))
+from service import Service  # noqa: E402
 from walk import CheckpointWalk, Illegal, RankWalk, Tensor
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
@@ -389,15 +391,64 @@ def check_conversion_rule(program):
     print(f"DeepSeek-V3's own conversion to 8 ranks gives the same  {time.monotonic() - start:6.1f} s", flush=True)
 
 
+def check_service(bin_dir):
+    """Whole models registered with a real service, as the client library gives them to an engine for each rank: one in
+    FP8 at TP 4, and one of an architecture that the service was given a file for."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as root:
+        with Service(bin_dir, {"models": root}, flags=["--architecture_dir", ARCHITECTURES]) as service:
+            check_engines(service, root, "Qwen3-0.6B", sizes(4))
+            check_engines(service, root, "novel", sizes(2))
+        bad = os.path.join(root, "bad")
+        os.mkdir(bad)
+        with open(os.path.join(bad, "bad.json"), "w") as file:
+            file.write("{}")
+        try:
+            with Service(bin_dir, {"models": root}, flags=["--architecture_dir", bad]):
+                fail("service: it starts with an architecture file that is wrong")
+        except RuntimeError as error:
+            if "bad.json: architectures: is missing" not in str(error):
+                fail(f"service: {error}")
+    print(f"a service and an engine for each rank, in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
+
+
+def check_engines(service, root, model, size):
+    walk_model, config = MODELS[model]
+    source = make(model, os.path.join(root, model), quantized=True)
+    split = ["--torch_version", "any", "--tp", str(size["tp"]), "--layout", "fused"]
+    registered = service.run("weightbroker", "register", f"models:{model}", *split)
+    if registered.returncode:
+        fail(f"service: {registered.stderr}")
+    for rank in range(size["tp"]):
+        walk = RankWalk(source, size, rank, "fused")
+        walk_model(walk, config)
+        with tempfile.TemporaryDirectory() as folder:
+            engine = service.run("engine", "--model", f"models:{model}", *split, "--mode", "client", "--rank", str(rank),
+                                 "--verify", "--dump_dir", folder)
+            if engine.returncode:
+                fail(f"service: {engine.stdout} {engine.stderr}")
+            if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
+                fail(f"service: rank {rank} of {model} has other names")
+            for name, tensor in walk.tensors.items():
+                with open(os.path.join(folder, name), "rb") as file:
+                    memory = file.read()
+                row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0,
+                       "size_bytes": len(memory)}
+                check_tensor(f"service, {model}, rank {rank}", tensor, row, memory)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
+    parser.add_argument("--bin_dir", help="of the service's programs, to check one, too")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--model")
     arguments = parser.parse_args()
     if not arguments.model:
         run_quantizer(arguments.program)
         check_conversion_rule(arguments.program)
+        if arguments.bin_dir:
+            check_service(arguments.bin_dir)
     for model in [arguments.model] if arguments.model else MODELS:
         run_model(arguments.program, model, arguments.full)
     print(f"the same as the reference: {Totals.tensors} tensors, {Totals.bytes:,} bytes, in {Totals.cases} cases; "
