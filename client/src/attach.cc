@@ -115,12 +115,6 @@ absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const
   }
 }
 
-// Whether registering would give what Export did not find.
-bool IsMissing(const absl::Status& status) {
-  return HasReason(status, Reason::kNotResident) || HasReason(status, Reason::kFingerprintMismatch) ||
-         HasReason(status, Reason::kStillLoading);
-}
-
 v1::ExportRequest MakeExportRequest(const v1::WeightSpec& spec, const v1::Environment& environment, int32_t rank) {
   v1::ExportRequest request;
   *request.mutable_spec() = spec;
@@ -137,6 +131,11 @@ LoadProgress ToPublic(const v1::RegisterProgress& progress) {
 }
 
 }  // namespace
+
+bool IsMissing(const absl::Status& status) {
+  return HasReason(status, Reason::kNotResident) || HasReason(status, Reason::kFingerprintMismatch) ||
+         HasReason(status, Reason::kStillLoading);
+}
 
 absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,
                                               Deadline deadline,

@@ -6,6 +6,7 @@
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/disk.h"
+#include "client/src/publish.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
 #include "common/base/strings.h"
@@ -38,6 +39,34 @@ class ClientState {
     return FromDisk(proto, options, attached.status());
   }
 
+  Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Client::Loader& load,
+                                        const PublishOptions& options) const {
+    if (connection_ == nullptr) {
+      return client::ToPublic(MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
+    }
+    // A broker that ends takes a publication with it: once more is worth the engine's trouble, for ever is not.
+    constexpr int kMaxLoads = 3;
+    const v1::WeightSpec proto = ToProto(spec);
+    const Deadline deadline = DeadlineIn(options.attach.load_deadline);
+    AttachOptions attach = options.attach;
+    attach.register_if_missing = false;
+    int loads = 0;
+    while (true) {
+      auto attached = AttachToService(connection_, proto, environment_, attach);
+      if (attached.ok()) {
+        (*attached)->source.kind = SourceKind::kAttached;
+        return MappedWeights(*std::move(attached));
+      }
+      if (!IsMissing(attached.status())) return client::ToPublic(attached.status());
+      const PublishOutcome outcome = OfferToPublish(*connection_, proto, environment_, load, options, deadline);
+      if (!outcome.load_failure.ok()) return outcome.load_failure;
+      loads += outcome.loaded ? 1 : 0;
+      const bool worth_it = HasReason(outcome.status, Reason::kPublisherGone) ||
+                            (HasReason(outcome.status, Reason::kServiceUnavailable) && loads < kMaxLoads);
+      if (!outcome.status.ok() && !worth_it) return client::ToPublic(outcome.status);
+    }
+  }
+
  private:
   static v1::WeightSpec ToProto(const WeightSpec& spec) {
     v1::WeightSpec proto;
@@ -51,6 +80,8 @@ class ClientState {
     proto.set_data_parallel_size(spec.data_parallel_size);
     proto.set_mtp_layers(spec.mtp_layers);
     proto.mutable_unquantized_modules()->Assign(spec.unquantized_modules.begin(), spec.unquantized_modules.end());
+    proto.set_engine(spec.engine);
+    proto.set_engine_version(spec.engine_version);
     return proto;
   }
 
@@ -118,6 +149,11 @@ Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {
   return state_->Attach(spec, options);
+}
+
+Result<MappedWeights> Client::AttachOrPublish(const WeightSpec& spec, const Loader& load,
+                                              const PublishOptions& options) const {
+  return state_->AttachOrPublish(spec, load, options);
 }
 
 }  // namespace weightbroker

@@ -73,7 +73,8 @@ class ManifestDecoder {
 
   const std::vector<SlabView> slabs_;
   const int64_t tensor_count_;
-  std::vector<int64_t> shape_;  // of the row in hand; kept for its memory
+  std::vector<int64_t> shape_;    // of the row in hand; kept for its memory
+  std::vector<int64_t> strides_;  // likewise
   Manifest manifest_;
 };
 

@@ -156,7 +156,7 @@ absl::StatusOr<int64_t> PublishedSizeBytes(const std::string& name, v1::DataType
 
 absl::StatusOr<std::vector<v1::Tensor>> CheckPublishedTensors(std::vector<v1::Tensor> rows,
                                                               std::span<const int64_t> slab_bytes) {
-  std::sort(rows.begin(), rows.end(), [](const v1::Tensor& a, const v1::Tensor& b) { return a.name() < b.name(); });
+  NormalizePublishedTensors(rows);
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].name().empty()) return Invalid("", "has no name");
     if (i > 0 && rows[i].name() == rows[i - 1].name()) return Invalid(rows[i].name(), "is there twice");
@@ -165,13 +165,19 @@ absl::StatusOr<std::vector<v1::Tensor>> CheckPublishedTensors(std::vector<v1::Te
   for (v1::Tensor& row : rows) {
     if (!row.alias_of().empty()) RETURN_IF_ERROR(CheckAlias(row, rows));
     row.clear_digest();
+  }
+  RETURN_IF_ERROR(CheckDisjoint(rows));
+  return rows;
+}
+
+void NormalizePublishedTensors(std::vector<v1::Tensor>& rows) {
+  std::sort(rows.begin(), rows.end(), [](const v1::Tensor& a, const v1::Tensor& b) { return a.name() < b.name(); });
+  for (v1::Tensor& row : rows) {
     const std::vector<int64_t> contiguous = ContiguousStrides(ToSpan(row.shape()));
     if (std::equal(row.strides().begin(), row.strides().end(), contiguous.begin(), contiguous.end())) {
       row.clear_strides();
     }
   }
-  RETURN_IF_ERROR(CheckDisjoint(rows));
-  return rows;
 }
 
 int64_t PublishedTotalBytes(std::span<const v1::Tensor> rows) {
@@ -180,15 +186,17 @@ int64_t PublishedTotalBytes(std::span<const v1::Tensor> rows) {
   return bytes;
 }
 
-std::string PublishedLayoutSha256(std::span<const v1::Tensor> rows) {
+std::string PublishedLayoutText(std::span<const v1::Tensor> rows) {
   std::string text;
   for (const v1::Tensor& row : rows) {
     absl::StrAppend(&text, row.name().size(), ":", row.name(), "\t", ToAbsl(FindDtype(row.dtype())->name), "\t",
                     absl::StrJoin(row.shape(), ","), "\t", absl::StrJoin(row.strides(), ","), "\t",
                     row.alias_of().empty() ? "" : absl::StrCat(row.alias_of().size(), ":", row.alias_of()), "\n");
   }
-  return Sha256Bytes(text);
+  return text;
 }
+
+std::string PublishedLayoutSha256(std::span<const v1::Tensor> rows) { return Sha256Bytes(PublishedLayoutText(rows)); }
 
 absl::Status CheckPromise(const v1::PublishPromise& promise, std::span<const v1::Tensor> rows) {
   if (promise.tensor_count() != static_cast<int64_t>(rows.size())) {

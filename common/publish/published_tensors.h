@@ -31,11 +31,17 @@ absl::StatusOr<int64_t> PublishedSizeBytes(const std::string& name, v1::DataType
 absl::StatusOr<std::vector<v1::Tensor>> CheckPublishedTensors(std::vector<v1::Tensor> rows,
                                                               std::span<const int64_t> slab_bytes);
 
+// Sorts rows by name, and takes away strides that say no more than that a tensor is contiguous.
+void NormalizePublishedTensors(std::vector<v1::Tensor>& rows);
+
 // The length of all tensors together, aliases not counted.
 int64_t PublishedTotalBytes(std::span<const v1::Tensor> rows);
 
-// The SHA-256, 32 bytes, over a line for each tensor, sorted by name: see docs/publish.md. `rows` are as
-// CheckPublishedTensors gives them.
+// A line for each tensor with its name, type, shape, strides and what it is an alias of: see docs/publish.md. `rows`
+// are as CheckPublishedTensors gives them.
+std::string PublishedLayoutText(std::span<const v1::Tensor> rows);
+
+// The SHA-256, 32 bytes, over that.
 std::string PublishedLayoutSha256(std::span<const v1::Tensor> rows);
 
 // PROMISE_BROKEN naming what differs, with both values.

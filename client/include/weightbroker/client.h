@@ -20,6 +20,7 @@
 
 #include "weightbroker/export.h"
 #include "weightbroker/mapped_weights.h"
+#include "weightbroker/publisher.h"
 #include "weightbroker/status.h"
 
 namespace weightbroker {
@@ -68,14 +69,16 @@ struct ClientOptions {
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
   int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
-  std::string quantization;  // "none", "fp8", "fp8_block" to quantize, or empty for what the checkpoint declares
+  std::string quantization;  // "none", "fp8", "fp8_block" (while it is loaded), or empty for the checkpoint's own
   std::string dtype;         // "BF16", "F16", "F32", or empty for the checkpoint's own
-  std::string layout;        // "fused", or empty for "hf", the checkpoint's own names
-  int32_t pipeline_parallel_size = 1;            // stages that the layers are split over
-  int32_t expert_parallel_size = 1;              // groups that the experts are split over
-  int32_t data_parallel_size = 1;                // replicas of everything but the experts
-  std::string mtp_layers;                        // "drop", or empty to keep layers for multi-token prediction
-  std::vector<std::string> unquantized_modules;  // what "fp8_block" leaves as it is
+  std::string layout;        // "hf" (or empty), the checkpoint's names; "fused"; "engine", an engine's own
+  int32_t pipeline_parallel_size = 1;            // over how many stages the layers are split
+  int32_t expert_parallel_size = 1;              // over how many groups the experts are split
+  int32_t data_parallel_size = 1;                // how many replicas there are of everything but the experts
+  std::string mtp_layers;                        // of multi-token prediction: "keep" (or empty) or "drop"
+  std::vector<std::string> unquantized_modules;  // which "fp8_block" leaves as they are
+  std::string engine;                            // with layout "engine", and only then: whose
+  std::string engine_version;                    // and of which version
 };
 
 struct LoadProgress {
@@ -128,6 +131,16 @@ struct AttachOptions {
   std::function<void(const LeaseEvent&)> on_lease_event;
 };
 
+struct PublishOptions {
+  // Of these, what is for attaching: rank, deadline, prefault, ...; load_deadline is for another engine to publish.
+  AttachOptions attach;
+  // How many bytes there will be in all, where that is known: one slab for them all. 0: slabs are added as they are
+  // needed.
+  int64_t expected_bytes = 0;
+  // Every tensor that there will be, aliases with `alias_of`, where that is known: something else is then refused.
+  std::vector<TensorToPublish> promise;
+};
+
 class WEIGHTBROKER_EXPORT Client {
  public:
   // Checks the options and, unless in Mode::kOff, begins to connect without waiting: that no service answers is found,
@@ -149,6 +162,15 @@ class WEIGHTBROKER_EXPORT Client {
   // the disk's reason, and the service's in metadata["service_reason"]). What the service sends is not trusted:
   // PROTOCOL_ERROR if the manifest or the memory are not what they must be.
   Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options = {}) const;
+
+  // Attaches to weights that an engine has published, or has `load` publish them: of many engines that do this at once
+  // one does, and the others wait and attach. `spec.layout` is "engine". `load` puts every tensor into the publisher
+  // and returns ok, and all that it was given goes when it returns; what it fails with comes back, and nothing is left.
+  // If the engine that publishes ends, another one's `load` is called. Fails as Attach does (there is no fallback to
+  // disk), with MODE_OFF, PROMISE_BROKEN, MEMORY_EXHAUSTED, ...
+  using Loader = std::function<Status(Publisher&)>;
+  Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Loader& load,
+                                        const PublishOptions& options = {}) const;
 
  private:
   explicit Client(std::shared_ptr<client::ClientState> state);

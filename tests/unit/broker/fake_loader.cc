@@ -147,6 +147,19 @@ void FakeLoader::Fail(const absl::Status& status) {
   Send(event);
 }
 
+std::optional<internal::v1::LoadCommand> FakeLoader::NextCommand() {
+  const auto message = ReceiveMessage(control_.get());
+  internal::v1::LoadCommand command;
+  if (!message.ok() || message->closed || !command.ParseFromString(message->bytes)) return std::nullopt;
+  return command;
+}
+
+void FakeLoader::Refuse(const absl::Status& status) {
+  internal::v1::LoadEvent event;
+  event.mutable_refused()->ParseFromString(SerializeRpcStatus(status));
+  Send(event);
+}
+
 void FakeLoader::SendRaw(const std::string& bytes, const std::vector<int>& fds) {
   (void)SendMessage(control_.get(), bytes, fds);  // the broker may have gone
 }

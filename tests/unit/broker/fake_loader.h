@@ -12,6 +12,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,9 @@ class FakeLoader {
   void Progress(v1::WeightSetState phase, int64_t done_bytes);
   void HandOver(const FakeShard& shard, int32_t rank = 0);
   void Fail(const absl::Status& status);
+  // As a publisher's loader: the next command, or nothing once the broker has gone; and an answer to one.
+  std::optional<internal::v1::LoadCommand> NextCommand();
+  void Refuse(const absl::Status& status);
   // Whatever a broken loader might send.
   void SendRaw(const std::string& bytes, const std::vector<int>& fds = {});
   // Waits until the broker closes its end or kills this loader.

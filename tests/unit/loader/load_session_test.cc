@@ -117,18 +117,18 @@ TEST_F(LoadSessionTest, HandsOverEachRankThatIsAskedForInItsOrderAndReadsWhatThe
       .Write(folder_.path());
   pb::LoadRequest request = Request();
   request.mutable_spec()->set_tensor_parallel_size(4);
-  request.mutable_ranks(0)->set_rank(1);
+  request.mutable_ranks(0)->set_rank(2);
   request.add_ranks()->set_rank(3);
 
   const Outcome outcome = RunLoad(RealFileSystem(), request);
 
   ASSERT_THAT(outcome.status, IsOk());
   ASSERT_EQ(outcome.planned->shards_size(), 2);
-  EXPECT_EQ(outcome.planned->shards(0).rank(), 1);
+  EXPECT_EQ(outcome.planned->shards(0).rank(), 2);
   EXPECT_EQ(outcome.planned->shards(1).rank(), 3);
   EXPECT_EQ(outcome.planned->read_bytes(), 2 * (2 * 32 * 2048 * 2) + 2048 * 2);  // two quarters each, the norm once
   EXPECT_EQ(outcome.planned->tensor_count(), 6);
-  EXPECT_THAT(outcome.ranks, ElementsAre(1, 3));
+  EXPECT_THAT(outcome.ranks, ElementsAre(2, 3));
 }
 
 TEST_F(LoadSessionTest, HandsOverSealedSlabsAndAManifestThatDescribesThem) {
