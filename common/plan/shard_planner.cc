@@ -167,8 +167,9 @@ std::vector<std::pair<std::string, std::string>> ShardPlanner::AliasesOn(const P
     const TensorRule* const rule = FindRule(architecture_, name);
     const bool is_there = rule == nullptr || rule->stage == Stage::kEvery ||
                           (rule->stage == Stage::kFirst ? stage.index == 0 : stage.index == stage.size - 1);
-    const auto role = std::find_if(roles_.begin(), roles_.end(),
-                                   [&](const TensorRole& other) { return TensorOf(other).name == target; });
+    const auto role = std::find_if(roles_.begin(), roles_.end(), [&, &target = target](const TensorRole& other) {
+      return TensorOf(other).name == target;
+    });
     if (is_there && (role == roles_.end() || IsOnStage(*role, stage))) aliases.emplace_back(name, target);
   }
   return aliases;
