@@ -124,6 +124,7 @@ function(weightbroker_test name)
   # What is under test is optimized; the matchers that test it cost more to optimize than to run.
   if(WEIGHTBROKER_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
+    target_compile_definitions(${name} PRIVATE WEIGHTBROKER_SANITIZED)  # whose memory is not as in a release
   else()
     target_compile_options(${name} PRIVATE -O1)
   endif()
