@@ -241,7 +241,11 @@ TEST_F(PublicationManagerTest, RefusesMoreMemoryThanThereIsBeforeTheLoaderIsAske
 TEST_F(PublicationManagerTest, DistrustsALoaderThatAnswersWhatNobodyAsked) {
   for (const auto& script : std::vector<FakeLoaderSpawner::Script>{
            [](FakeLoader& loader) { loader.HandOver(MakeFakeShard(1)); },
-           [](FakeLoader& loader) { loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room")); },
+           [](FakeLoader& loader) {
+             (void)loader.NextCommand();
+             loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
+             loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
+           },
            [](FakeLoader& loader) { loader.Plan(1, 1); },
            [](FakeLoader& loader) {
              (void)loader.NextCommand();
