@@ -134,9 +134,7 @@ const std::vector<ServedDevice>& DeviceCatalog::Served() { return Wait().served;
 DeviceFacts DeviceCatalog::FactsOfGpu(const Found& found, const std::string& uuid) {
   const auto gpu = std::find_if(found.gpus.begin(), found.gpus.end(), [&](const auto& g) { return g.uuid == uuid; });
   if (gpu == found.gpus.end()) return HostDeviceFacts();
-  return {{"device.kind", "cuda"},
-          {"device.compute_capability", ComputeCapability(*gpu)},
-          {"device.driver_version", found.inventory->driver_version()}};
+  return GpuDeviceFacts(ComputeCapability(*gpu), found.inventory->driver_version());
 }
 
 DeviceFacts DeviceCatalog::FactsOf(std::span<const RankPlacement> ranks) {
