@@ -156,6 +156,8 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   v1::ExportRequest request;
   request.mutable_spec()->set_model(flags.model);
   request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
+  request.mutable_spec()->set_layout(flags.layout);
+  request.mutable_spec()->set_quantization(flags.quantization);
   request.set_rank(flags.rank);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_hold(true);
