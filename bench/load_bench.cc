@@ -223,6 +223,10 @@ absl::StatusOr<double> SampleLoad(const Flags& flags) {
   ASSIGN_OR_RETURN(*request.mutable_spec(), CompleteSpec({}));
   ToProto(identity, &request);
   request.set_reader_threads(flags.loader_threads);
+  pb::RankPlacement& rank = *request.add_ranks();
+  rank.set_rank(0);
+  rank.set_device("host");
+  request.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
   // Reading the headers has put pages into the cache.
   for (int64_t s = 0; s < flags.checkpoint.shard_count; ++s) {
     RETURN_IF_ERROR(EvictFromPageCache(BenchShardPath(flags.folder, flags.checkpoint, s)));

@@ -1,9 +1,9 @@
 // Which quantization an engine may say that its published weights have. Thread-safe: pure.
 #pragma once
 
-#include <compare>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "weightbroker/v1/types.pb.h"
@@ -16,7 +16,9 @@ struct PublishQuantization {
   std::string version;
   std::string method;
 
-  auto operator<=>(const PublishQuantization&) const = default;
+  friend bool operator<(const PublishQuantization& a, const PublishQuantization& b) {
+    return std::tie(a.engine, a.version, a.method) < std::tie(b.engine, b.version, b.method);
+  }
 };
 using PublishQuantizations = std::set<PublishQuantization>;
 

@@ -13,12 +13,18 @@ using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void
 
 }  // namespace
 
+// A sanitizer's own, where its run-time is linked into the program: threads that it does not start are none to it.
+extern "C" __attribute__((weak)) int __interceptor_pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*),
+                                                                  void*);
+
 // In place of libc's, also for libraries: the program's own symbols come first.
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
                               void* argument) {
   if (threads_left == 0) return EAGAIN;
   if (threads_left > 0) --threads_left;
-  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  static const auto create = __interceptor_pthread_create != nullptr
+                                 ? &__interceptor_pthread_create
+                                 : reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
   return create(thread, attributes, start, argument);
 }
 

@@ -22,10 +22,10 @@
 namespace weightbroker {
 namespace {
 
+using ::testing::AnyOf;
 using testing::FakeLoader;
 using testing::FakeLoaderSpawner;
 using testing::FakeShard;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
@@ -239,27 +239,28 @@ TEST_F(PublicationManagerTest, RefusesMoreMemoryThanThereIsBeforeTheLoaderIsAske
 }
 
 TEST_F(PublicationManagerTest, DistrustsALoaderThatAnswersWhatNobodyAsked) {
-  for (const auto& script : std::vector<FakeLoaderSpawner::Script>{
-           [](FakeLoader& loader) { loader.HandOver(MakeFakeShard(1)); },
-           [](FakeLoader& loader) {
-             (void)loader.NextCommand();
-             loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
-             loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
-           },
-           [](FakeLoader& loader) { loader.Plan(1, 1); },
-           [](FakeLoader& loader) {
-             (void)loader.NextCommand();
-             internal::v1::LoadEvent event;
-             event.mutable_allocated()->add_slabs()->set_size_bytes(4096);
-             loader.SendRaw(event.SerializeAsString(), {0});
-           }}) {
+  for (const auto& script :
+       std::vector<FakeLoaderSpawner::Script>{[](FakeLoader& loader) { loader.HandOver(MakeFakeShard(1)); },
+                                              [](FakeLoader& loader) {
+                                                (void)loader.NextCommand();
+                                                loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
+                                                loader.Refuse(MakeError(Reason::kMemoryExhausted, "no room"));
+                                              },
+                                              [](FakeLoader& loader) { loader.Plan(1, 1); },
+                                              [](FakeLoader& loader) {
+                                                (void)loader.NextCommand();
+                                                internal::v1::LoadEvent event;
+                                                event.mutable_allocated()->add_slabs()->set_size_bytes(4096);
+                                                loader.SendRaw(event.SerializeAsString(), {0});
+                                              }}) {
     Start(script);
     const auto begun = Begin();
     (void)Allocate(*begun.publication, {4096});
     while (registry_->View(begun.set).state != v1::WEIGHT_SET_STATE_FAILED) std::this_thread::yield();
-    // The fake ends once it has answered, which may be seen first.
+    // The fake ends once it has answered, which may be seen first, or met by what is sent to it.
     EXPECT_THAT(registry_->View(begun.set).failure,
-                AnyOf(StatusIs(Reason::kProtocolError), StatusIs(Reason::kLoaderFailed)));
+                AnyOf(StatusIs(Reason::kProtocolError), StatusIs(Reason::kLoaderFailed),
+                      StatusIs(Reason::kServiceUnavailable)));
     ExpectNothingLeft();
   }
 }
