@@ -24,7 +24,7 @@ class HealthFacts {
     int64_t available_bytes = 0;
     int open_connections = 0;
     v1::PageKind host_page_kind = v1::PAGE_KIND_BASE;
-    GpuReport gpus;
+    GpuReport gpus = {};
   };
 
   // `clock` must outlive this object.
