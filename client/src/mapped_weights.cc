@@ -21,7 +21,11 @@ const std::vector<Tensor>& MappedWeights::tensors() const { return state_->manif
 
 int64_t MappedWeights::total_bytes() const { return state_->manifest.total_bytes; }
 
+const Device& MappedWeights::device() const { return state_->device; }
+
 const Source& MappedWeights::source() const { return state_->source; }
+
+std::shared_ptr<const void> MappedWeights::KeepAlive() const { return state_; }
 
 const std::string& MappedWeights::fingerprint() const { return state_->fingerprint; }
 

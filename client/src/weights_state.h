@@ -17,6 +17,7 @@ struct WeightsState {
   std::unique_ptr<Lease> lease;  // null from disk
   std::vector<SlabMapping> slabs;
   Manifest manifest;
+  Device device;
   Source source;
   std::string fingerprint;
   int64_t generation = 0;

@@ -5,7 +5,7 @@
 //   if (weights->lease_lost()) ...                           // the memory stays valid; the service no longer counts us
 //
 // Move-only. Reading is thread-safe; moving and destroying are not. Destruction unmaps, so no view may outlive it, then
-// ends the lease.
+// ends the lease; unless somebody else keeps both: see KeepAlive.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weightbroker/device.h"
 #include "weightbroker/export.h"
 #include "weightbroker/status.h"
 #include "weightbroker/tensor.h"
@@ -54,7 +55,14 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   // The length of all tensors together, aliases not counted.
   int64_t total_bytes() const;
 
+  // Where the tensors' addresses lead: into this process's memory, or into that of a GPU.
+  const Device& device() const;
+
   const Source& source() const;
+
+  // Keeps the memory mapped, and the lease on it, for as long as the result or a copy of it lives, whatever becomes of
+  // this object. For views that outlive it: weightbroker/torch.h makes such.
+  std::shared_ptr<const void> KeepAlive() const;
 
   // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came
   // from.
@@ -76,7 +84,7 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   Status Verify(int threads = 0) const;
 
  private:
-  std::unique_ptr<client::WeightsState> state_;
+  std::shared_ptr<client::WeightsState> state_;
 };
 
 }  // namespace weightbroker
