@@ -21,6 +21,14 @@ namespace weightbroker {
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
   X(kHandleKindUnsupported, "HANDLE_KIND_UNSUPPORTED", kFailedPrecondition)  \
   X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
+  /* GPUs */                                                                 \
+  X(kGpuUnavailable, "GPU_UNAVAILABLE", kFailedPrecondition)                 \
+  X(kDriverTooOld, "DRIVER_TOO_OLD", kFailedPrecondition)                    \
+  X(kDeviceUnsupported, "DEVICE_UNSUPPORTED", kFailedPrecondition)           \
+  X(kDeviceMismatch, "DEVICE_MISMATCH", kFailedPrecondition)                 \
+  X(kHandleStale, "HANDLE_STALE", kFailedPrecondition)                       \
+  X(kExporterDead, "EXPORTER_DEAD", kFailedPrecondition)                     \
+  X(kCudaError, "CUDA_ERROR", kInternal)                                     \
   /* where models may lie */                                                 \
   X(kModelRootUnknown, "MODEL_ROOT_UNKNOWN", kNotFound)                      \
   X(kModelOutsideRoots, "MODEL_OUTSIDE_ROOTS", kPermissionDenied)            \
