@@ -6,6 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/src/connection.h"
+#include "client/src/engine_device.h"
+#include "client/src/services.h"
 #include "client/src/weights_state.h"
 #include "weightbroker/client.h"
 #include "weightbroker/v1/types.pb.h"
@@ -13,9 +15,9 @@
 namespace weightbroker::client {
 
 // Makes the weights resident first, if the options ask for it and the service does not have them. Thread-safe.
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Connection& connection, const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& services, const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
-                                                              const AttachOptions& options);
+                                                              const EngineDevice& engine, const AttachOptions& options);
 
 // Has the service make the weights resident, joining a load that is under way. Gives the set as it became resident.
 absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,

@@ -4,10 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/attach.h"
-#include "client/src/connection.h"
 #include "client/src/disk.h"
+#include "client/src/engine_device.h"
+#include "client/src/services.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
+#include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "common/identity/fingerprint.h"
 
@@ -16,26 +18,28 @@ namespace client {
 
 class ClientState {
  public:
-  ClientState(ClientOptions options, std::shared_ptr<Connection> connection)
-      : options_(std::move(options)), connection_(std::move(connection)) {
+  ClientState(ClientOptions options, std::shared_ptr<Services> services)
+      : options_(std::move(options)), services_(std::move(services)) {
     environment_.set_torch_version(options_.torch_version);
   }
 
   // Null in Mode::kOff.
-  const Connection* connection() const { return connection_.get(); }
+  const Services* services() const { return services_.get(); }
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Attach(const WeightSpec& spec, const AttachOptions& options) const {
     const v1::WeightSpec proto = ToProto(spec);
-    if (connection_ == nullptr) {
-      return FromDisk(proto, options, MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
+    ASSIGN_OR_RETURN(const EngineDevice engine, FindEngineDevice(options.cuda_device));
+    if (services_ == nullptr) {
+      return FromDisk(proto, engine, options,
+                      MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
     }
-    auto attached = AttachToService(*connection_, proto, environment_, options);
+    auto attached = AttachToService(*services_, proto, environment_, engine, options);
     if (attached.ok()) {
       (*attached)->source.kind = SourceKind::kAttached;
       return attached;
     }
     if (options.fallback == Fallback::kFail) return attached;
-    return FromDisk(proto, options, attached.status());
+    return FromDisk(proto, engine, options, attached.status());
   }
 
  private:
@@ -49,7 +53,8 @@ class ClientState {
     return proto;
   }
 
-  absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
+  absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine,
+                                                         const AttachOptions& options,
                                                          const absl::Status& why_not_attached) const {
     auto loaded =
         LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
@@ -68,7 +73,7 @@ class ClientState {
 
   const ClientOptions options_;
   v1::Environment environment_;  // constant after construction
-  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Services> services_;
 };
 
 }  // namespace client
@@ -78,13 +83,13 @@ Result<Client> Client::Create(const ClientOptions& options) {
   environment.set_torch_version(options.torch_version);
   if (const absl::Status status = CheckEnvironment(environment); !status.ok()) return client::ToPublic(status);
 
-  std::shared_ptr<client::Connection> connection;
+  std::shared_ptr<client::Services> services;
   if (options.mode == Mode::kClient) {
-    auto opened = client::Connection::Open(options.socket_path);
+    auto opened = client::Services::Open(options.socket_path);
     if (!opened.ok()) return client::ToPublic(opened.status());
-    connection = *std::move(opened);
+    services = *std::move(opened);
   }
-  return Client(std::make_shared<client::ClientState>(options, std::move(connection)));
+  return Client(std::make_shared<client::ClientState>(options, std::move(services)));
 }
 
 Client::Client(std::shared_ptr<client::ClientState> state) : state_(std::move(state)) {}
@@ -93,8 +98,8 @@ Client& Client::operator=(Client&&) noexcept = default;
 Client::~Client() = default;
 
 Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
-  if (state_->connection() == nullptr) return Status();
-  return client::ToPublic(state_->connection()->WaitUntilConnected(client::DeadlineIn(deadline)));
+  if (state_->services() == nullptr) return Status();
+  return client::ToPublic(state_->services()->WaitUntilConnected(client::DeadlineIn(deadline)));
 }
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {

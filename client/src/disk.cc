@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/src/host_memory.h"
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
@@ -101,11 +102,12 @@ class DiskLoad {
 
   // Sealed like the service's memory, so that a stray write ends this process instead of changing a weight.
   absl::Status SealAndMap() {
+    auto memory = std::make_unique<HostMemory>();
     for (HostSlab& slab : slabs_) {
       ASSIGN_OR_RETURN(const SealedSlab sealed, std::move(slab).Seal());
-      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(sealed.fd.get(), sealed.size_bytes));
-      state_->slabs.push_back(std::move(mapping));
+      RETURN_IF_ERROR(memory->Map(sealed.fd.get(), sealed.size_bytes));
     }
+    state_->memory = std::move(memory);
     return absl::OkStatus();
   }
 
@@ -113,11 +115,11 @@ class DiskLoad {
   absl::Status DecodeManifest(const std::vector<Digest>& digests) {
     ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests));
     ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(manifest));
-    std::vector<SlabView> views;
-    for (const SlabMapping& slab : state_->slabs) views.push_back(slab.view());
-    ManifestDecoder decoder(std::move(views), static_cast<int64_t>(plan_.tensors.size()));
+    std::vector<int64_t> slab_bytes;
+    for (const SlabView& slab : state_->memory->slabs()) slab_bytes.push_back(slab.size_bytes);
+    ManifestDecoder decoder(std::move(slab_bytes), static_cast<int64_t>(plan_.tensors.size()));
     for (const std::string_view frame : frames) RETURN_IF_ERROR(decoder.Add(RawMessage(frame)));
-    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish());
+    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish(state_->memory->slabs()));
     return absl::OkStatus();
   }
 

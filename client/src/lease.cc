@@ -1,28 +1,13 @@
 #include "client/src/lease.h"
 
-#include <signal.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/block_signals.h"
 #include "common/base/error.h"
 
 namespace weightbroker::client {
 namespace {
-
-// Keeps the engine's signals off threads that it does not know of: a thread inherits the mask of its maker.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 absl::Status WhyLost(const grpc::Status& end) {
   if (IsTransportFailure(end)) {

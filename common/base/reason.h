@@ -75,6 +75,9 @@ namespace weightbroker {
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \
   /* integrity, and the rest */                                              \
   X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \
+  X(kTensorUnknown, "TENSOR_UNKNOWN", kNotFound)                             \
+  X(kModuleMismatch, "MODULE_MISMATCH", kFailedPrecondition)                 \
+  X(kTorchError, "TORCH_ERROR", kInternal)                                   \
   X(kProtocolError, "PROTOCOL_ERROR", kInternal)                             \
   X(kConfigurationInvalid, "CONFIGURATION_INVALID", kInvalidArgument)        \
   X(kSystemError, "SYSTEM_ERROR", kInternal)

@@ -37,6 +37,14 @@ struct Source {
   Status why_not_attached;
 };
 
+// How long the parts of an Attach took, each from when the service was asked; all 0 from disk. The manifest arrives
+// while GPU memory is being mapped.
+struct AttachTimes {
+  double header_seconds = 0;    // to the lease, and what the memory consists of
+  double manifest_seconds = 0;  // to the last tensor's name and place
+  double mapped_seconds = 0;    // to the last slab's address
+};
+
 class WEIGHTBROKER_EXPORT MappedWeights {
  public:
   explicit MappedWeights(std::unique_ptr<client::WeightsState> state);  // made by Client::Attach only
@@ -63,6 +71,8 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   // Keeps the memory mapped, and the lease on it, for as long as the result or a copy of it lives, whatever becomes of
   // this object. For views that outlive it: weightbroker/torch.h makes such.
   std::shared_ptr<const void> KeepAlive() const;
+
+  const AttachTimes& attach_times() const;
 
   // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came
   // from.

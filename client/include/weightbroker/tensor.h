@@ -4,7 +4,9 @@
 //   if (weight == nullptr) ...                               // no such name
 //   Use(weight->data, weight->dtype, weight->shape, weight->Strides());
 //
-// The memory is read-only: a write ends the process with SIGSEGV. Immutable, so thread-safe.
+// The memory is read-only. In host memory a write ends the process with SIGSEGV; in GPU memory of kind CUDA_VMM_FD it
+// ends the process's CUDA context with an illegal access; GPU memory of kind CUDA_IPC cannot be protected. Immutable,
+// so thread-safe.
 #pragma once
 
 #include <array>
@@ -68,10 +70,12 @@ struct WEIGHTBROKER_EXPORT Tensor {
   std::string_view name;
   DataType dtype = DataType::kUnspecified;
   Dimensions shape;
-  const std::byte* data = nullptr;  // aligned to 256 bytes; elements are contiguous in row-major order
-  int64_t size_bytes = 0;           // 0 for a tensor with a zero dimension
-  std::string_view alias_of;        // the tensor whose memory this one shares (tied weights); empty otherwise
-  TensorDigest digest = {};         // wbd1, see docs/manifest-format.md
+  // Aligned to 256 bytes; elements are contiguous in row-major order. An address of the device that the weights lie on
+  // (MappedWeights::device): what lies on a GPU cannot be read by the host. Null if size_bytes is 0.
+  const std::byte* data = nullptr;
+  int64_t size_bytes = 0;     // 0 for a tensor with a zero dimension
+  std::string_view alias_of;  // the tensor whose memory this one shares (tied weights); empty otherwise
+  TensorDigest digest = {};   // wbd1, see docs/manifest-format.md
 
   // The distance between neighbours along each dimension, in elements, as torch counts strides.
   std::vector<int64_t> Strides() const;
