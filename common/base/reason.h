@@ -21,6 +21,8 @@ namespace weightbroker {
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
   X(kHandleKindUnsupported, "HANDLE_KIND_UNSUPPORTED", kFailedPrecondition)  \
   X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
+  X(kRankNotHere, "RANK_NOT_HERE", kNotFound)                                \
+  X(kPlacementMismatch, "PLACEMENT_MISMATCH", kFailedPrecondition)           \
   /* GPUs */                                                                 \
   X(kGpuUnavailable, "GPU_UNAVAILABLE", kFailedPrecondition)                 \
   X(kDriverTooOld, "DRIVER_TOO_OLD", kFailedPrecondition)                    \

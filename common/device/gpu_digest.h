@@ -32,22 +32,21 @@ class GpuDigester {
   // GPU_UNAVAILABLE in a build without kernels; DEVICE_UNSUPPORTED if they do not run on this GPU; CUDA_ERROR.
   static absl::StatusOr<GpuDigester> Create(const CudaContext& context);
 
-  GpuDigester(GpuDigester&& other) noexcept;
+  GpuDigester(GpuDigester&& other) noexcept { *this = std::move(other); }
   GpuDigester& operator=(GpuDigester&& other) noexcept;
-  ~GpuDigester();
+  ~GpuDigester() { Release(); }
 
   // The digest of each range, in their order. Waits for the GPU. What other streams write meanwhile may be seen or not:
   // synchronize before. Needs a few bytes of device memory a range.
   absl::StatusOr<std::vector<Digest>> Compute(std::span<const GpuRange> ranges) const;
 
  private:
-  GpuDigester(CudaContext context, CudaModule module, CudaFunction function)
-      : context_(std::move(context)), module_(module), function_(function) {}
+  GpuDigester(CudaContext context, CudaModule module) : context_(std::move(context)), module_(module) {}
   void Release();
 
   std::optional<CudaContext> context_;  // none once moved from
   CudaModule module_ = nullptr;
-  CudaFunction function_ = nullptr;
+  CudaFunction function_ = nullptr;  // of the module
 };
 
 }  // namespace weightbroker

@@ -139,7 +139,7 @@ class CudaIpcMemory {
 // Another process's CudaIpcMemory, mapped writable: CUDA IPC knows no other way.
 class CudaIpcMapping {
  public:
-  // HANDLE_STALE if the process that exported it has ended, or this one is it; CUDA_ERROR otherwise.
+  // HANDLE_STALE if the process that exported it has ended; CUDA_ERROR otherwise, also for a handle of this process.
   static absl::StatusOr<CudaIpcMapping> Open(const CudaContext& context, const CudaIpcHandle& handle);
 
   CudaIpcMapping(CudaIpcMapping&& other) noexcept { *this = std::move(other); }

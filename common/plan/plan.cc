@@ -176,6 +176,8 @@ absl::Status CheckSpecAgainstCheckpoint(const v1::WeightSpec& spec, const Checkp
   return CheckDtypeWord(spec.dtype(), checkpoint);
 }
 
+int32_t WorldSize(const v1::WeightSpec& spec) { return std::max(1, spec.tensor_parallel_size()); }
+
 absl::StatusOr<ShardPlan> PlanShard(const Checkpoint& checkpoint, int32_t rank) {
   if (rank != 0) return RankOutOfRange(rank);
   std::vector<const CheckpointTensor*> in_file_order;

@@ -51,6 +51,9 @@ absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec);
 absl::Status CheckSpecAgainstCheckpoint(const v1::WeightSpec& spec, const Checkpoint& checkpoint,
                                         const std::string& quantization_method);
 
+// Of a completed spec: how many ranks there are.
+int32_t WorldSize(const v1::WeightSpec& spec);
+
 // Plans one rank's shard. Tensors are packed into one slab in the order in which they lie in the files, so that reading
 // and filling both go forward. RANK_OUT_OF_RANGE for any rank but 0; CHECKPOINT_TOO_LARGE past 2^63 bytes.
 absl::StatusOr<ShardPlan> PlanShard(const Checkpoint& checkpoint, int32_t rank);

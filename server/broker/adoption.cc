@@ -93,16 +93,24 @@ absl::Status CheckFingerprint(const Key& key, const internal::v1::WeightSetRecor
 struct KeptShard {
   NewWeightSet set;
   Residency residency;
-  int32_t rank_count = 0;
   std::shared_ptr<Shard> shard;
 };
+
+// Whether the shard is where its set's placement says, and the placement has as many ranks as the record says.
+absl::Status CheckPlace(const internal::v1::ShardRecord& record, const Placement& placement) {
+  const bool is_placed = std::find(placement.ranks.begin(), placement.ranks.end(),
+                                   RankPlacement{record.rank(), record.device()}) != placement.ranks.end();
+  if (is_placed && static_cast<size_t>(record.rank_count()) == placement.ranks.size()) return absl::OkStatus();
+  return Distrust(absl::StrCat("its record is of rank ", record.rank(), " on ", record.device(), ", one of ",
+                               record.rank_count(), " held here, and its set's ranks here are ",
+                               JoinRanks(placement.ranks)));
+}
 
 absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
   ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::ShardRecord>(value, fds));
   RETURN_IF_ERROR(CheckFingerprint(key, record.weight_set()));
-  if (record.rank() != key.rank || record.rank() < 0 || record.rank() >= record.rank_count()) {
-    return Distrust(absl::StrCat("its record is of rank ", record.rank(), " of ", record.rank_count(),
-                                 ", and its key of rank ", key.rank));
+  if (record.rank() != key.rank) {
+    return Distrust(absl::StrCat("its record is of rank ", record.rank(), ", and its key of rank ", key.rank));
   }
   if (record.generation() < 1 || record.tensor_count() < 0 || record.read_bytes() < 0) {
     return Distrust("its record has a generation under 1, or less than no tensors or bytes");
@@ -113,8 +121,8 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, st
   }
   KeptShard kept;
   ASSIGN_OR_RETURN(kept.set, ReadWeightSet(record.weight_set()));
+  RETURN_IF_ERROR(CheckPlace(record, kept.set.placement));
   kept.residency = ReadResidency(record);
-  kept.rank_count = record.rank_count();
   kept.shard = std::make_shared<Shard>();
   kept.shard->rank = record.rank();
   kept.shard->device = record.device();
@@ -129,11 +137,12 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, st
   return kept;
 }
 
+// Whether every rank that is to be here is, and all are of one registration.
 bool IsWhole(const std::map<int32_t, KeptShard>& shards) {
   const KeptShard& first = shards.begin()->second;
-  return static_cast<int32_t>(shards.size()) == first.rank_count &&
+  return shards.size() == first.set.placement.ranks.size() &&
          std::all_of(shards.begin(), shards.end(), [&](const auto& shard) {
-           return shard.second.rank_count == first.rank_count &&
+           return shard.second.set.placement.ranks == first.set.placement.ranks &&
                   shard.second.residency.generation == first.residency.generation;
          });
 }
@@ -197,8 +206,11 @@ class Checker {
 
   // With the shards in place of their descriptors: they are closed together.
   void RefuseAll(const std::string& fingerprint, std::map<int32_t, KeptShard> shards) {
-    const absl::Status cause = Distrust(absl::StrCat("of its set's ", shards.begin()->second.rank_count, " ranks only ",
-                                                     shards.size(), " are there and in order"));
+    std::vector<RankPlacement> found;
+    for (const auto& [rank, shard] : shards) found.push_back({rank, kHostDevice});
+    const absl::Status cause =
+        Distrust(absl::StrCat("of its set's ranks here, ", JoinRanks(shards.begin()->second.set.placement.ranks),
+                              ", only ", JoinRanks(found), " are there and of one generation"));
     for (auto& [rank, shard] : shards) {
       RefusedEntry& refused = checked_.refused.emplace_back();
       refused.entry.key = ShardKey(fingerprint, rank);

@@ -50,6 +50,7 @@ struct Broker::Parts {
         identities(rooted_files, *options.file_system),
         registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
                                    .host_memory = options.host_memory,
+                                   .device_memory = options.device_memory,
                                    .clock = options.clock,
                                    .vault = options.vault})),
         metrics(options.version, [this] { return ReadGauges(); }),
@@ -77,6 +78,7 @@ struct Broker::Parts {
             .health_facts = &health_facts,
             .live_calls = &live_calls,
             .clock = options.clock,
+            .devices = options.devices,
             .version = options.version,
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
@@ -100,9 +102,12 @@ struct Broker::Parts {
       const auto found = totals.sets_by_state.find(state);
       values.weight_sets_by_state[StateName(state)] = found == totals.sets_by_state.end() ? 0 : found->second;
     }
+    values.resident_shards = totals.resident_shards;
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
     values.reserved_bytes = totals.reserved_bytes;
+    for (const ServedDevice& device : options.devices) values.reserved_bytes_by_device[device.name] = 0;
+    for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
     return values;
@@ -150,7 +155,8 @@ void Broker::Parts::AdoptWhatWasKept() {
   registry->AdoptGenerations(kept.generations);
   for (Adoption::Set& set : kept.sets) {
     const std::string fingerprint = set.request.fingerprint.hash;
-    const size_t rank_count = set.shards.size();
+    std::vector<int32_t> ranks;
+    for (const auto& shard : set.shards) ranks.push_back(shard->rank);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -158,9 +164,7 @@ void Broker::Parts::AdoptWhatWasKept() {
         {{"fingerprint", fingerprint},
          {"reason", GetErrorDetails(adopted).reason},
          {"message", std::string(adopted.message())}});
-    for (size_t rank = 0; rank < rank_count; ++rank) {
-      options.vault->Forget(fingerprint, static_cast<int32_t>(rank)).IgnoreError();
-    }
+    for (const int32_t rank : ranks) options.vault->Forget(fingerprint, rank).IgnoreError();
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
@@ -188,13 +192,7 @@ absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
   // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
   const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(), HostDeviceFacts());
   if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
-  const v1::WeightSet described = registry->Describe(set);
-  LogFields fields = {{"fingerprint", described.fingerprint()}, {"generation", absl::StrCat(described.generation())}};
-  for (const v1::Shard& shard : described.shards()) {
-    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
-    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
-  }
-  Log(LogLevel::kInfo, "weights.adopted", fields);
+  Log(LogLevel::kInfo, "weights.adopted", DescribeForLog(registry->Describe(set)));
   return absl::OkStatus();
 }
 

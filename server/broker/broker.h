@@ -21,6 +21,8 @@
 #include "server/broker/clock.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
+#include "server/broker/placement.h"
+#include "server/broker/registry.h"
 #include "server/broker/vault.h"
 #include "server/endpoint/access.h"
 
@@ -28,7 +30,7 @@ namespace weightbroker {
 
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
-  int64_t memory_limit_bytes = 0;   // 0 for no limit but the machine's
+  int64_t memory_limit_bytes = 0;   // on the host; 0 for no limit but the machine's
   int reader_threads = 0;           // of each loader; 0 lets it choose
   int max_concurrent_loads = 2;     // further ones wait
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
@@ -46,6 +48,8 @@ struct BrokerOptions {
 
   FileSystem* file_system = &RealFileSystem();
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
+  std::vector<ServedDevice> devices = HostOnly();  // never empty; in the order in which ranks are placed
+  std::function<absl::StatusOr<DeviceMemory>(const std::string& device)> device_memory = NoDeviceMemory;
   const Clock* clock = &RealClock();
 };
 

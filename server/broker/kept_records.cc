@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/plan/plan.h"
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
@@ -63,6 +65,30 @@ void WriteWeightSet(const NewWeightSet& set, internal::v1::WeightSetRecord* reco
     component->set_value(value);
   }
   WriteIdentity(*set.identity, record);
+  for (const RankPlacement& placed : set.placement.ranks) {
+    internal::v1::RankPlacement* const rank = record->add_ranks();
+    rank->set_rank(placed.rank);
+    rank->set_device(placed.device);
+  }
+  record->set_handle_kind(set.placement.handle_kind);
+}
+
+absl::StatusOr<Placement> ReadPlacement(const internal::v1::WeightSetRecord& record) {
+  Placement placement;
+  placement.world_size = WorldSize(record.spec());
+  if (record.ranks().empty()) return placement;
+  placement.handle_kind = record.handle_kind();
+  placement.ranks.clear();
+  int32_t least = 0;
+  for (const internal::v1::RankPlacement& rank : record.ranks()) {
+    if (rank.rank() < least || rank.rank() >= placement.world_size) {
+      return MakeError(Reason::kProtocolError, absl::StrCat("rank ", rank.rank(), " of ", placement.world_size,
+                                                            " is placed out of order or out of range"));
+    }
+    least = rank.rank() + 1;
+    placement.ranks.push_back({rank.rank(), rank.device()});
+  }
+  return placement;
 }
 
 }  // namespace
@@ -107,6 +133,7 @@ absl::StatusOr<NewWeightSet> ReadWeightSet(const internal::v1::WeightSetRecord& 
                      {{"found", found}});
   }
   set.identity = std::make_shared<const CheckpointIdentity>(ReadIdentity(record));
+  ASSIGN_OR_RETURN(set.placement, ReadPlacement(record));
   return set;
 }
 

@@ -14,7 +14,7 @@ namespace weightbroker {
 internal::v1::ShardRecord MakeShardRecord(const ShardToKeep& kept);
 internal::v1::LoadRecord MakeLoadRecord(const NewWeightSet& set, int32_t attempt);
 
-// PROTOCOL_ERROR unless the fingerprint is the one of its components.
+// PROTOCOL_ERROR unless the fingerprint is the one of its components and the ranks are in order and of the spec.
 absl::StatusOr<NewWeightSet> ReadWeightSet(const internal::v1::WeightSetRecord& record);
 Residency ReadResidency(const internal::v1::ShardRecord& record);
 

@@ -23,6 +23,12 @@ internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, int reader_thre
   *request.mutable_spec() = set.spec();
   request.set_fingerprint(set.fingerprint().hash);
   request.set_reader_threads(reader_threads);
+  for (const RankPlacement& placed : set.placement().ranks) {
+    internal::v1::RankPlacement& rank = *request.add_ranks();
+    rank.set_rank(placed.rank);
+    rank.set_device(placed.device);
+  }
+  request.set_handle_kind(set.placement().handle_kind);
   return request;
 }
 
@@ -36,14 +42,9 @@ void LogEnd(const Registry& registry, const WeightSetRef& set, const absl::Statu
     return;
   }
   const v1::WeightSet described = registry.Describe(set);
-  LogFields fields = {{"fingerprint", described.fingerprint()},
-                      {"generation", absl::StrCat(described.generation())},
-                      {"read_bytes", absl::StrCat(described.read_bytes())},
-                      {"seconds", absl::StrCat(described.load_seconds())}};
-  for (const v1::Shard& shard : described.shards()) {
-    fields.emplace_back("tensors", absl::StrCat(shard.tensor_count()));
-    fields.emplace_back("bytes", absl::StrCat(shard.size_bytes()));
-  }
+  LogFields fields = DescribeForLog(described);
+  fields.emplace_back("read_bytes", absl::StrCat(described.read_bytes()));
+  fields.emplace_back("seconds", absl::StrCat(described.load_seconds()));
   Log(LogLevel::kInfo, "load.resident", fields);
 }
 

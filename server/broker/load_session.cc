@@ -1,5 +1,6 @@
 #include "server/broker/load_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -63,9 +64,12 @@ absl::Status LoadSession::Converse() {
       case LoadEvent::kProgress:
         RETURN_IF_ERROR(registry_->ReportProgress(set_, event.progress().phase(), event.progress().done_bytes()));
         break;
-      case LoadEvent::kSealed:
+      case LoadEvent::kSealed: {
         if (!planned) return Distrust("handed over a shard that it had not planned");
-        return OnSealed(event.sealed(), std::move(fds));
+        ASSIGN_OR_RETURN(const bool is_last, OnSealed(event.sealed(), std::move(fds)));
+        if (is_last) return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
+        break;
+      }
       case LoadEvent::EVENT_NOT_SET:
         return Distrust("sent a message without an event");
     }
@@ -89,29 +93,54 @@ absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
 }
 
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
-  plan_ = {planned.slab_bytes(), planned.read_bytes(), planned.tensor_count()};
+  ASSIGN_OR_RETURN(plan_, ReadPlan(planned));
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
   Log(LogLevel::kInfo, "load.granted",
       {{"fingerprint", set_->fingerprint().hash},
-       {"bytes", absl::StrCat(plan_.slab_bytes)},
-       {"tensors", absl::StrCat(plan_.tensor_count)}});
+       {"ranks", JoinRanks(set_->placement().ranks)},
+       {"bytes", absl::StrCat(planned.slab_bytes())},
+       {"tensors", absl::StrCat(planned.tensor_count())}});
   internal::v1::LoadCommand command;
   command.set_proceed(true);
   const absl::Status sent = SendMessage(loader_.control_socket.get(), command.SerializeAsString());
   return HasReason(sent, Reason::kServiceUnavailable) ? DescribeDeath() : sent;
 }
 
-absl::Status LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {
+absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned& planned) const {
+  const std::vector<RankPlacement>& ranks = set_->placement().ranks;
+  const bool is_for_these = std::equal(
+      planned.shards().begin(), planned.shards().end(), ranks.begin(), ranks.end(),
+      [](const internal::v1::PlannedShard& shard, const RankPlacement& rank) { return shard.rank() == rank.rank; });
+  if (!is_for_these) {
+    return Distrust(absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
+  }
+  MemoryPlan plan{.shards = {}, .read_bytes = planned.read_bytes()};
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const internal::v1::PlannedShard& shard = planned.shards(static_cast<int>(i));
+    plan.shards.push_back({ranks[i].rank, ranks[i].device, shard.slab_bytes(), shard.tensor_count()});
+  }
+  return plan;
+}
+
+absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {
+  const ShardMemory& planned = plan_.shards[shards_.size()];
+  if (sealed.rank() != planned.rank) {
+    return Distrust(absl::StrCat("handed over rank ", sealed.rank(), " where rank ", planned.rank, " was due"));
+  }
   if (static_cast<int>(fds.size()) != sealed.slabs_size() + 1) {
     return Distrust(
         absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(), " slabs and a manifest"));
   }
-  if (sealed.tensor_count() != plan_.tensor_count) {
-    return Distrust(absl::StrCat("planned ", plan_.tensor_count, " tensors and handed over ", sealed.tensor_count()));
+  if (sealed.tensor_count() != planned.tensor_count) {
+    return Distrust(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
+                                 " and handed over ", sealed.tensor_count()));
   }
   UniqueFd manifest_fd = std::move(fds.back());
   fds.pop_back();
   auto shard = std::make_shared<Shard>();
+  shard->rank = planned.rank;
+  shard->device = planned.device;
+  shard->handle_kind = set_->placement().handle_kind;
   shard->slabs = {sealed.slabs().begin(), sealed.slabs().end()};
   ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(shard->slabs, fds));
   ASSIGN_OR_RETURN(shard->manifest,
@@ -119,7 +148,8 @@ absl::Status LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::
                                         shard->slabs, sealed.tensor_count()));
   shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
   shard->tensor_count = sealed.tensor_count();
-  return registry_->MakeResident(set_, {std::move(shard)}, sealed.read_bytes());
+  shards_.push_back(std::move(shard));
+  return shards_.size() == plan_.shards.size();
 }
 
 absl::Status LoadSession::DescribeDeath() {

@@ -1,5 +1,6 @@
 // One load, as the broker sees it: the conversation with one loader over its control socket, from the plan to the
-// sealed shard. The loader parses files that nobody vouches for, so nothing it says is taken on trust.
+// sealed shards, one for each rank. The loader parses files that nobody vouches for, so nothing it says is taken on
+// trust.
 //
 //   LoadSession session(registry, set, std::move(loader));
 //   const absl::Status result = session.Run();     // the set is RESIDENT, or the cause
@@ -37,7 +38,9 @@ class LoadSession {
   absl::Status Converse();
   absl::StatusOr<internal::v1::LoadEvent> NextEvent(std::vector<UniqueFd>* fds);
   absl::Status OnPlanned(const internal::v1::LoadPlanned& planned);
-  absl::Status OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  // Whether it was the last one.
+  absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status DescribeDeath();
 
   const std::shared_ptr<Registry> registry_;
@@ -45,6 +48,7 @@ class LoadSession {
   const SpawnedLoader loader_;
   const std::chrono::milliseconds heartbeat_;
   MemoryPlan plan_;
+  std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
 
   Mutex mutex_;
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);  // not ok once cancelled

@@ -77,6 +77,7 @@ class GaugeCollector : public prometheus::Collectable {
     for (const auto& [state, count] : values.weight_sets_by_state)
       AddValue(count, {{"state", state}}, &families.back());
     const std::pair<MetricId, double> plain[] = {
+        {MetricId::kResidentShards, static_cast<double>(values.resident_shards)},
         {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
         {MetricId::kResidentTensors, static_cast<double>(values.resident_tensors)},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
@@ -86,6 +87,10 @@ class GaugeCollector : public prometheus::Collectable {
     for (const auto& [id, value] : plain) {
       families.push_back(Family(id));
       AddValue(value, {}, &families.back());
+    }
+    families.push_back(Family(MetricId::kDeviceReservedBytes));
+    for (const auto& [device, bytes] : values.reserved_bytes_by_device) {
+      AddValue(static_cast<double>(bytes), {{"device", device}}, &families.back());
     }
     return families;
   }

@@ -46,10 +46,14 @@ struct MetricInfo {
 #define WEIGHTBROKER_METRICS(X)                                                                                     \
   X(kBuildInfo, "weightbroker_build_info", kGauge, "version", "Always 1; the labels say what is running.")          \
   X(kWeightSets, "weightbroker_weight_sets", kGauge, "state", "Weight sets that the service knows, by state.")      \
+  X(kResidentShards, "weightbroker_resident_shards", kGauge, "",                                                    \
+    "Shards of resident weight sets: one for each rank that is held here.")                                         \
   X(kResidentBytes, "weightbroker_resident_bytes", kGauge, "", "Memory that resident weight sets take.")            \
   X(kResidentTensors, "weightbroker_resident_tensors", kGauge, "", "Tensors in resident weight sets, aliases too.") \
   X(kReservedBytes, "weightbroker_reserved_bytes", kGauge, "",                                                      \
     "Memory that is granted to resident weight sets and to loads under way.")                                       \
+  X(kDeviceReservedBytes, "weightbroker_device_reserved_bytes", kGauge, "device",                                   \
+    "The same of each device that the service has: host, or a GPU by its UUID.")                                    \
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
@@ -100,9 +104,11 @@ enum class ExportResult { kGranted, kLooked, kRefused };
 // What is read at the moment of a scrape.
 struct GaugeValues {
   std::map<std::string, int> weight_sets_by_state;  // every state that can be listed, also those with 0
+  int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
   int64_t reserved_bytes = 0;
+  std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
   int open_connections = 0;
 };

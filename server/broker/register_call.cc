@@ -1,6 +1,5 @@
 #include "server/broker/register_call.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -8,6 +7,8 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/plan/plan.h"
+#include "server/broker/placement.h"
 #include "server/broker/spec_resolution.h"
 
 namespace weightbroker {
@@ -24,47 +25,12 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
   return response;
 }
 
-absl::Status CheckDevices(const v1::RegisterRequest& request) {
-  const int ranks = std::max(1, request.spec().tensor_parallel_size());
-  if (request.devices_size() > ranks) {
-    return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat(request.devices_size(), " devices are named for ", ranks, " ranks"),
-                     {{"field", "devices"}, {"ranks", absl::StrCat(ranks)}});
-  }
-  for (const std::string& device : request.devices()) {
-    if (device == "host") continue;
-    return MakeError(Reason::kDeviceUnknown,
-                     absl::StrCat("device \"", device.substr(0, 64), "\" is not one of this service's: host"),
-                     {{"device", device.substr(0, 64)}, {"devices", "host"}});
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckHandleKinds(const v1::RegisterRequest& request) {
-  if (request.handle_kinds().empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckHandleKindCount(request.handle_kinds_size()));
-  std::string wanted;
-  for (const int kind : request.handle_kinds()) {
-    if (kind == v1::HANDLE_KIND_HOST_MEMFD) return absl::OkStatus();
-    absl::StrAppend(&wanted, wanted.empty() ? "" : ", ", kind);
-  }
-  return MakeError(Reason::kHandleKindUnsupported,
-                   absl::StrCat("the service offers HOST_MEMFD (1), but the caller can map only kinds ", wanted),
-                   {{"handle_kind", "HOST_MEMFD"}, {"wanted", wanted}});
-}
-
 }  // namespace
 
 void RegisterCall::Start() {
   absl::Status status = record().CheckCaller();
-  if (status.ok()) status = CheckRequest();
   if (status.ok() && !context_.workers->TrySubmit([self = Self()] { self->Run(); })) status = WorkersBusyError();
   if (!status.ok()) End(status);
-}
-
-absl::Status RegisterCall::CheckRequest() const {
-  RETURN_IF_ERROR(CheckDevices(request_));
-  return CheckHandleKinds(request_);
 }
 
 void RegisterCall::Run() {
@@ -83,12 +49,17 @@ void RegisterCall::Run() {
 }
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+  ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
+  ASSIGN_OR_RETURN(const Placement placement, PlaceRanks(request_, WorldSize(spec), context_.devices));
   ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  ASSIGN_OR_RETURN(WeightSetRef set, context_.loads->Load({resolved.spec, resolved.environment,
-                                                           std::move(resolved.fingerprint), resolved.identity}));
+  ASSIGN_OR_RETURN(WeightSetRef set,
+                   context_.loads->Load({resolved.spec, resolved.environment, std::move(resolved.fingerprint),
+                                         resolved.identity, placement}));
+  RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},
+       {"ranks", JoinRanks(set->placement().ranks)},
        {"state", StateName(context_.registry->View(set).state)},
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});

@@ -23,7 +23,6 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
 
  private:
   void Run();
-  absl::Status CheckRequest() const;
   absl::StatusOr<WeightSetRef> FindOrLoad();
   void OnChange();
 

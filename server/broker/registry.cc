@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -74,10 +75,50 @@ absl::Status NotResidentError(const WeightSetEntry& set, const WeightSetView& vi
   return MakeError(Reason::kNotResident, message, metadata);
 }
 
-std::string JoinKinds(const std::vector<v1::HandleKind>& kinds) {
-  std::string joined;
-  for (const v1::HandleKind kind : kinds) absl::StrAppend(&joined, joined.empty() ? "" : ", ", HandleKindName(kind));
-  return joined;
+absl::Status RankMissingError(const WeightSetEntry& set, int32_t rank) {
+  const Placement& placement = set.placement();
+  const std::string held = JoinRanks(placement.ranks);
+  const std::map<std::string, std::string> metadata = {{"fingerprint", set.fingerprint().hash},
+                                                       {"rank", absl::StrCat(rank)},
+                                                       {"rank_count", absl::StrCat(placement.world_size)},
+                                                       {"held_ranks", held}};
+  if (rank < 0 || rank >= placement.world_size) {
+    return MakeError(Reason::kRankOutOfRange,
+                     absl::StrCat("rank ", rank, " is asked for but the weight set has ", placement.world_size,
+                                  placement.world_size == 1 ? " rank" : " ranks", ", counted from 0"),
+                     metadata);
+  }
+  return MakeError(Reason::kRankNotHere,
+                   absl::StrCat("rank ", rank, " of weight set ", set.fingerprint().hash,
+                                " is not held by this service, which holds ", held, " of ", placement.world_size,
+                                ": ask the service that was told to hold it"),
+                   metadata);
+}
+
+std::map<std::string, int64_t> BytesByDevice(const MemoryPlan& plan) {
+  std::map<std::string, int64_t> bytes;
+  for (const ShardMemory& shard : plan.shards) bytes[shard.device] += shard.slab_bytes;
+  return bytes;
+}
+
+absl::Status CheckPlan(const MemoryPlan& plan) {
+  bool is_sane = plan.read_bytes >= 0 && !plan.shards.empty();
+  int64_t left_bytes = std::numeric_limits<int64_t>::max();  // so that no sum overflows
+  for (const ShardMemory& shard : plan.shards) {
+    is_sane = is_sane && shard.tensor_count >= 0 && shard.slab_bytes >= 0 && shard.slab_bytes <= left_bytes;
+    if (!is_sane) break;
+    left_bytes -= shard.slab_bytes;
+  }
+  if (is_sane) return absl::OkStatus();
+  return MakeError(Reason::kProtocolError,
+                   "the loader planned no shard, or a negative or unaddressable amount of memory, reading or tensors");
+}
+
+// What of `reserved_bytes` a load under way has not filled yet, going by what it has read.
+int64_t UnfilledBytes(int64_t reserved_bytes, int64_t done_bytes, int64_t read_bytes) {
+  if (read_bytes <= 0) return reserved_bytes;
+  const double done = static_cast<double>(done_bytes) / static_cast<double>(read_bytes);
+  return std::max<int64_t>(0, reserved_bytes - static_cast<int64_t>(done * static_cast<double>(reserved_bytes)));
 }
 
 }  // namespace
@@ -107,6 +148,11 @@ Subscription& Subscription::operator=(Subscription&& other) noexcept {
 
 void Subscription::Cancel() {
   if (auto cancel = std::exchange(cancel_, nullptr)) cancel();
+}
+
+absl::StatusOr<DeviceMemory> NoDeviceMemory(const std::string& device) {
+  return MakeError(Reason::kDeviceUnknown, absl::StrCat("device \"", device, "\" is not one of this service's"),
+                   {{"device", device}, {"devices", kHostDevice}});
 }
 
 std::shared_ptr<Registry> Registry::Create(RegistryOptions options) {
@@ -139,49 +185,80 @@ absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
 }
 
 absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& plan) {
-  if (plan.slab_bytes < 0 || plan.read_bytes < 0 || plan.tensor_count < 0) {
-    return MakeError(Reason::kProtocolError, "the loader planned a negative amount of memory, reading or tensors");
-  }
-  const HostMemory host = options_.host_memory();  // reads files: not under the lock
+  RETURN_IF_ERROR(CheckPlan(plan));
+  std::map<std::string, int64_t> need = BytesByDevice(plan);
+  ASSIGN_OR_RETURN(const auto memory, ReadMemory(need));
   Callbacks callbacks;
   {
     MutexLock lock(mutex_);
     if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
       return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
     }
-    RETURN_IF_ERROR(CheckMemory(plan.slab_bytes, host));
-    set->plan_ = plan;
-    set->reserved_bytes_ = plan.slab_bytes;
+    for (const auto& [device, need_bytes] : need) RETURN_IF_ERROR(CheckMemory(device, need_bytes, memory.at(device)));
+    set->read_bytes_ = plan.read_bytes;
     set->granted_steady_ = options_.clock->SteadyNow();
-    reserved_bytes_ += plan.slab_bytes;
+    Reserve(*set, std::move(need));
     Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
   }
   Call(callbacks);
   return absl::OkStatus();
 }
 
-absl::Status Registry::CheckMemory(int64_t need_bytes, const HostMemory& host) const {
+// Asks the machine and reads files: not to be called under the lock.
+absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
+    const std::map<std::string, int64_t>& need) const {
+  std::map<std::string, DeviceMemory> memory;
+  for (const auto& [device, need_bytes] : need) {
+    if (device == kHostDevice) {
+      const HostMemory host = options_.host_memory();
+      memory[device] = {host.available_bytes, host.limited_by};
+    } else {
+      ASSIGN_OR_RETURN(memory[device], options_.device_memory(device));
+    }
+  }
+  return memory;
+}
+
+absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const {
   // What loads under way have been granted but have not filled yet is still "available" to the machine.
   int64_t promised_bytes = 0;
   for (const WeightSetRef& set : sets_) {
-    if (IsLoading(set->state_)) promised_bytes += std::max<int64_t>(0, set->reserved_bytes_ - set->done_bytes_);
+    const auto reserved = set->reserved_.find(device);
+    if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
+    promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
   }
-  int64_t have_bytes = host.available_bytes - promised_bytes;
-  std::string limited_by = host.limited_by;
-  if (options_.memory_limit_bytes > 0 && options_.memory_limit_bytes - reserved_bytes_ < have_bytes) {
-    have_bytes = options_.memory_limit_bytes - reserved_bytes_;
+  const auto found = reserved_by_device_.find(device);
+  const int64_t reserved_bytes = found == reserved_by_device_.end() ? 0 : found->second;
+  int64_t have_bytes = memory.available_bytes - promised_bytes;
+  std::string limited_by = memory.limited_by;
+  const int64_t limit_bytes = device == kHostDevice ? options_.memory_limit_bytes : 0;
+  if (limit_bytes > 0 && limit_bytes - reserved_bytes < have_bytes) {
+    have_bytes = limit_bytes - reserved_bytes;
     limited_by = "memory_limit";
   }
   have_bytes = std::max<int64_t>(0, have_bytes);
   if (need_bytes <= have_bytes) return absl::OkStatus();
   return MakeError(Reason::kMemoryExhausted,
-                   absl::StrCat("the weights need ", need_bytes, " bytes but only ", have_bytes,
-                                " are to be had (limited by ", limited_by, "; ", reserved_bytes_,
+                   absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
+                                " are to be had (limited by ", limited_by, "; ", reserved_bytes,
                                 " are taken by other weight sets): unregister one, or raise the limit"),
-                   {{"need_bytes", absl::StrCat(need_bytes)},
+                   {{"device", device},
+                    {"need_bytes", absl::StrCat(need_bytes)},
                     {"have_bytes", absl::StrCat(have_bytes)},
-                    {"reserved_bytes", absl::StrCat(reserved_bytes_)},
+                    {"reserved_bytes", absl::StrCat(reserved_bytes)},
                     {"limited_by", limited_by}});
+}
+
+// In place of what was reserved for it before.
+void Registry::Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes) {
+  for (const auto& [device, reserved_bytes] : std::exchange(set.reserved_, std::move(bytes))) {
+    const auto total = reserved_by_device_.find(device);
+    total->second -= reserved_bytes;
+    if (total->second == 0) reserved_by_device_.erase(total);
+  }
+  for (const auto& [device, reserved_bytes] : set.reserved_) {
+    if (reserved_bytes != 0) reserved_by_device_[device] += reserved_bytes;
+  }
 }
 
 absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes) {
@@ -192,7 +269,7 @@ absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetStat
     if (!stays && (phase != v1::WEIGHT_SET_STATE_VERIFYING || !CanMove(set->state_, phase))) {
       return IllegalMove(*set, set->state_, phase);
     }
-    set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->plan_.read_bytes);
+    set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->read_bytes_);
     if (stays) {
       for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
     } else {
@@ -273,46 +350,45 @@ std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const 
   return found;
 }
 
-absl::StatusOr<std::shared_ptr<const Shard>> Registry::FindShard(const WeightSetEntry& set, int32_t rank,
-                                                                 const std::vector<v1::HandleKind>& kinds) const {
+absl::StatusOr<size_t> Registry::FindShard(const WeightSetEntry& set, int32_t rank,
+                                           const std::vector<v1::HandleKind>& kinds) const {
   if (draining_) return DrainingError();
   if (IsLoading(set.state_)) return StillLoadingError(set, ViewLocked(set));
   if (set.state_ != v1::WEIGHT_SET_STATE_RESIDENT) return NotResidentError(set, ViewLocked(set));
-  if (rank < 0 || static_cast<size_t>(rank) >= set.shards_.size()) {
-    return MakeError(Reason::kRankOutOfRange,
-                     absl::StrCat("rank ", rank, " is asked for but the weight set has ", set.shards_.size(),
-                                  " on this node, counted from 0"),
-                     {{"rank", absl::StrCat(rank)}, {"rank_count", absl::StrCat(set.shards_.size())}});
-  }
-  const auto& shard = set.shards_[static_cast<size_t>(rank)];
-  if (!kinds.empty() && std::find(kinds.begin(), kinds.end(), shard->handle_kind) == kinds.end()) {
+  const auto found =
+      std::find_if(set.shards_.begin(), set.shards_.end(), [rank](const auto& shard) { return shard->rank == rank; });
+  if (found == set.shards_.end()) return RankMissingError(set, rank);
+  const Shard& shard = **found;
+  if (!kinds.empty() && std::find(kinds.begin(), kinds.end(), shard.handle_kind) == kinds.end()) {
+    const std::string wanted = JoinHandleKinds(kinds);
     return MakeError(Reason::kHandleKindUnsupported,
-                     absl::StrCat("the weight set is held as ", HandleKindName(shard->handle_kind),
-                                  ", fixed when it was registered, but the caller can map only ", JoinKinds(kinds)),
-                     {{"handle_kind", HandleKindName(shard->handle_kind)}, {"wanted", JoinKinds(kinds)}});
+                     absl::StrCat("the weight set is held as ", HandleKindName(shard.handle_kind),
+                                  ", fixed when it was registered, but the caller can map only ", wanted),
+                     {{"handle_kind", HandleKindName(shard.handle_kind)}, {"wanted", wanted}});
   }
-  return shard;
+  return static_cast<size_t>(found - set.shards_.begin());
 }
 
 absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
                                         LeaseEnded on_ended) {
   MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(auto shard, FindShard(*set, rank, kinds));
+  ASSIGN_OR_RETURN(const size_t index, FindShard(*set, rank, kinds));
   Lease lease;
   lease.registry_ = shared_from_this();
   lease.id_ = ++last_lease_id_;
   lease.generation_ = set->residency_.generation;
   lease.set_ = set;
-  lease.shard_ = std::move(shard);
-  leases_[lease.id_] = {set, static_cast<size_t>(rank), std::move(on_ended)};
-  ++set->lease_counts_[static_cast<size_t>(rank)];
+  lease.shard_ = set->shards_[index];
+  leases_[lease.id_] = {set, index, std::move(on_ended)};
+  ++set->lease_counts_[index];
   return lease;
 }
 
 absl::StatusOr<std::shared_ptr<const Shard>> Registry::Look(const WeightSetRef& set, int32_t rank,
                                                             const std::vector<v1::HandleKind>& kinds) const {
   MutexLock lock(mutex_);
-  return FindShard(*set, rank, kinds);
+  ASSIGN_OR_RETURN(const size_t index, FindShard(*set, rank, kinds));
+  return set->shards_[index];
 }
 
 void Registry::DropLease(int64_t id) {
@@ -325,7 +401,7 @@ void Registry::DropLease(int64_t id) {
     record = std::move(it->second);
     leases_.erase(it);
     WeightSetEntry& set = *record.set;
-    --set.lease_counts_[record.rank];
+    --set.lease_counts_[record.shard_index];
     const bool draining = set.state_ == v1::WEIGHT_SET_STATE_DRAINING;
     if (draining && CountLeases(set) == 0) FinishRelease(record.set, &callbacks);
   }
@@ -429,7 +505,7 @@ void Registry::GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) {
   // Closing the last descriptor of a slab frees its pages, which takes the kernel a good part of a second for 8 GiB:
   // not under the lock, but when the callbacks go.
   callbacks->push_back([shards = std::exchange(set.shards_, {})] {});
-  reserved_bytes_ -= std::exchange(set.reserved_bytes_, 0);
+  Reserve(set, {});
 }
 
 void Registry::FinishRelease(const WeightSetRef& set, Callbacks* callbacks) {

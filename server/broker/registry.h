@@ -1,11 +1,11 @@
 // What is resident on this node, what is being made so, and who holds it: weight sets, their states, memory
 // reservations and leases. It knows neither gRPC nor CUDA nor processes; see load_manager.h for who drives it.
 //
-//   ASSIGN_OR_RETURN(auto begun, registry->Begin({spec, environment, fingerprint}));   // joins one that is there
-//   RETURN_IF_ERROR(registry->GrantMemory(begun.set, plan));                           // MEMORY_EXHAUSTED: need and
-//   have RETURN_IF_ERROR(registry->MakeResident(begun.set, std::move(shards), read_bytes)); auto lease =
-//   registry->Acquire(begun.set, /*rank=*/0, {}, on_ended);               // STILL_LOADING, DRAINING, ... if
-//   (!lease.ok()) return lease.status();                                            // dropped when *lease goes
+//   ASSIGN_OR_RETURN(auto begun, registry->Begin({spec, environment, fingerprint}));  // joins one that is there
+//   RETURN_IF_ERROR(registry->GrantMemory(begun.set, plan));                          // MEMORY_EXHAUSTED: need, have
+//   RETURN_IF_ERROR(registry->MakeResident(begun.set, std::move(shards), read_bytes));
+//   auto lease = registry->Acquire(begun.set, /*rank=*/0, {}, on_ended);              // STILL_LOADING, DRAINING, ...
+//   if (!lease.ok()) return lease.status();                                           // dropped when *lease goes
 //
 // Thread-safe. Callbacks are called without any lock held, from whichever thread caused them.
 #pragma once
@@ -22,10 +22,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_memory.h"
 #include "server/broker/clock.h"
+#include "server/broker/names.h"
+#include "server/broker/placement.h"
 #include "server/broker/shard.h"
 #include "server/broker/vault.h"
 #include "server/broker/weight_set.h"
@@ -33,11 +36,18 @@
 
 namespace weightbroker {
 
-// What a loader says it will need.
-struct MemoryPlan {
+// What a loader says that one rank's shard will need.
+struct ShardMemory {
+  int32_t rank = 0;
+  std::string device = kHostDevice;
   int64_t slab_bytes = 0;
-  int64_t read_bytes = 0;
   int64_t tensor_count = 0;
+};
+
+// What a loader says it will need in all.
+struct MemoryPlan {
+  std::vector<ShardMemory> shards;  // by rank
+  int64_t read_bytes = 0;           // each byte once, however many ranks want it
 };
 
 // One registration of a weight set. Whoever holds a reference can ask for its state at any time, also after it has
@@ -49,6 +59,7 @@ class WeightSetEntry {
   const v1::WeightSpec& spec() const { return request_.spec; }
   const v1::Environment& environment() const { return request_.environment; }
   const Fingerprint& fingerprint() const { return request_.fingerprint; }
+  const Placement& placement() const { return request_.placement; }
   const CheckpointIdentity& identity() const { return *request_.identity; }
   const std::shared_ptr<const CheckpointIdentity>& shared_identity() const { return request_.identity; }
 
@@ -61,12 +72,12 @@ class WeightSetEntry {
   // ALLOCATING → LOADING → VERIFYING → RESIDENT → DRAINING → RELEASED; the first four → FAILED. See Registry::CanMove.
   // A set that was adopted begins in RESIDENT.
   v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
-  MemoryPlan plan_;             // what has been granted; zeros before
-  int64_t reserved_bytes_ = 0;  // counted in Registry::reserved_bytes_
+  int64_t read_bytes_ = 0;                   // to be read in all; 0 until memory has been granted
+  std::map<std::string, int64_t> reserved_;  // by device; counted in Registry::reserved_by_device_
   int64_t done_bytes_ = 0;
   absl::Status failure_;
-  std::vector<std::shared_ptr<const Shard>> shards_;  // by rank; while RESIDENT or DRAINING
-  std::vector<int> lease_counts_;                     // by rank; RELEASED only when all are 0
+  std::vector<std::shared_ptr<const Shard>> shards_;  // by rank, every one held here; while RESIDENT or DRAINING
+  std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
@@ -88,9 +99,11 @@ struct WeightSetView {
 // Sums over all weight sets at one moment.
 struct RegistryTotals {
   std::map<v1::WeightSetState, int> sets_by_state;
+  int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
   int64_t reserved_bytes = 0;
+  std::map<std::string, int64_t> reserved_by_device;
   int lease_count = 0;
   bool draining = false;
 
@@ -143,9 +156,23 @@ class Subscription {
   std::function<void()> cancel_;
 };
 
+// What a device would still allow.
+struct DeviceMemory {
+  int64_t available_bytes = 0;
+  std::string limited_by;  // for people
+};
+
+// Fingerprint, generation, ranks, tensors and bytes of all its shards.
+LogFields DescribeForLog(const v1::WeightSet& set);
+
+// DEVICE_UNKNOWN: of a service that has no device but the host.
+absl::StatusOr<DeviceMemory> NoDeviceMemory(const std::string& device);
+
 struct RegistryOptions {
-  int64_t memory_limit_bytes = 0;  // for all sets together; 0 for no limit but the machine's
+  int64_t memory_limit_bytes = 0;  // on the host, for all sets together; 0 for no limit but the machine's
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
+  // Of another device than the host, by name; an error refuses whoever wants memory there.
+  std::function<absl::StatusOr<DeviceMemory>(const std::string& device)> device_memory = NoDeviceMemory;
   const Clock* clock = &RealClock();  // must outlive the registry
   size_t max_failed_sets = 32;        // older ones are forgotten
   size_t max_generations = 1024;      // of fingerprints without a set; those not resident for longest are forgotten
@@ -169,8 +196,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // anew. DRAINING once the service is, or while the set is.
   absl::StatusOr<Begun> Begin(NewWeightSet request);
 
-  // Reserves memory: ALLOCATING → LOADING. MEMORY_EXHAUSTED with need, have and what limits, PROTOCOL_ERROR if the plan
-  // makes no sense or memory has been granted before.
+  // Reserves memory for all of the plan, on every device or on none: ALLOCATING → LOADING. MEMORY_EXHAUSTED with need,
+  // have, and what limits where, PROTOCOL_ERROR if the plan makes no sense or memory has been granted before.
   absl::Status GrantMemory(const WeightSetRef& set, const MemoryPlan& plan);
 
   // Moves on in LOADING or to VERIFYING; bytes never go back. PROTOCOL_ERROR for any other move.
@@ -179,10 +206,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Tells subscribers that the load is alive though nothing moved.
   void ReportAlive(const WeightSetRef& set);
 
-  // Gives every shard to the vault and, once it has them all, makes them exportable at once: → RESIDENT, generation
-  // + 1. PROTOCOL_ERROR if the shards take more than was granted (but for the last page of each slab) or the load is
-  // not that far; CANCELLED if the set has ended meanwhile; or as ShardVault::Keep fails. Then the vault has none of
-  // them.
+  // Gives every shard, by rank, to the vault and, once it has them all, makes them exportable at once: → RESIDENT,
+  // generation + 1. PROTOCOL_ERROR if the shards are not those of the set's placement, or on any device take more than
+  // was granted there (but for the last page of each slab), or the load is not that far; CANCELLED if the set has ended
+  // meanwhile; or as ShardVault::Keep fails. Then the vault has none of them.
   absl::Status MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
                             int64_t read_bytes);
 
@@ -215,7 +242,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   // ---- Holding shards.
 
-  // Takes a lease. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING, RANK_OUT_OF_RANGE, or
+  // Takes a lease on the shard of `rank`. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING,
+  // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, or
   // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's. `on_ended` is called at most once, if the
   // lease ends before it is dropped or the service drains.
   absl::StatusOr<Lease> Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
@@ -256,7 +284,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   struct LeaseRecord {
     WeightSetRef set;
-    size_t rank = 0;
+    size_t shard_index = 0;  // into its shards_
     LeaseEnded on_ended;
   };
 
@@ -284,7 +312,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<Residency> PrepareResidency(const WeightSetRef& set, const ShardList& shards, int64_t read_bytes);
   absl::Status CheckNotEnded(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status KeepShards(const WeightSetEntry& set, const Residency& residency, const ShardList& shards);
-  absl::Status ForgetShards(const WeightSetEntry& set, size_t rank_count);
+  absl::Status ForgetShards(const WeightSetEntry& set, const std::vector<int32_t>& ranks);
+  static absl::Status CheckShards(const WeightSetEntry& set, const ShardList& shards);
   absl::Status CommitResidency(const WeightSetRef& set, const Residency& residency, ShardList shards);
   void PlaceShards(WeightSetEntry& set, const Residency& residency, ShardList shards)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -299,9 +328,12 @@ class Registry : public std::enable_shared_from_this<Registry> {
   void FinishRelease(const WeightSetRef& set, Callbacks* callbacks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckMemory(int64_t need_bytes, const HostMemory& host) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::shared_ptr<const Shard>> FindShard(const WeightSetEntry& set, int32_t rank,
-                                                         const std::vector<v1::HandleKind>& kinds) const
+  absl::StatusOr<std::map<std::string, DeviceMemory>> ReadMemory(const std::map<std::string, int64_t>& need) const;
+  absl::Status CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<size_t> FindShard(const WeightSetEntry& set, int32_t rank,
+                                   const std::vector<v1::HandleKind>& kinds) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WeightSetView ViewLocked(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::WeightSet DescribeLocked(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -312,18 +344,12 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
   std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
   int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int64_t> reserved_by_device_ ABSL_GUARDED_BY(mutex_);  // devices with any
   std::map<int64_t, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
   int64_t last_lease_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::function<void()>> state_observers_ ABSL_GUARDED_BY(mutex_);
   int64_t last_subscription_id_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
-
-// "RESIDENT" for WEIGHT_SET_STATE_RESIDENT.
-std::string StateName(v1::WeightSetState state);
-
-// "HOST_MEMFD" for HANDLE_KIND_HOST_MEMFD.
-std::string HandleKindName(v1::HandleKind kind);
 
 }  // namespace weightbroker

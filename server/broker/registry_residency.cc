@@ -14,15 +14,25 @@ namespace weightbroker {
 
 using namespace registry_internal;  // NOLINT(google-build-using-namespace): the registry's own
 
+namespace {
+
+std::vector<int32_t> RanksOf(const std::vector<std::shared_ptr<const Shard>>& shards) {
+  std::vector<int32_t> ranks;
+  for (const auto& shard : shards) ranks.push_back(shard->rank);
+  return ranks;
+}
+
+}  // namespace
+
 absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::shared_ptr<const Shard>> shards,
                                     int64_t read_bytes) {
   ASSIGN_OR_RETURN(const Residency residency, PrepareResidency(set, shards, read_bytes));
-  const size_t rank_count = shards.size();
+  const std::vector<int32_t> ranks = RanksOf(shards);
   absl::Status status = KeepShards(*set, residency, shards);
   if (status.ok()) status = CommitResidency(set, residency, std::move(shards));
   if (!status.ok()) {
     // What is not known to be kept is forgotten, too. If that fails the vault has gone, and so will this broker.
-    ForgetShards(*set, rank_count).IgnoreError();
+    ForgetShards(*set, ranks).IgnoreError();
     return status;
   }
   ForgetOldGenerations();
@@ -31,12 +41,6 @@ absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::sh
 
 absl::StatusOr<Residency> Registry::PrepareResidency(const WeightSetRef& set, const ShardList& shards,
                                                      int64_t read_bytes) {
-  int64_t size_bytes = 0;
-  int64_t slack_bytes = 0;  // a slab is rounded up to its pages, whose size only its maker knows beforehand
-  for (const auto& shard : shards) {
-    size_bytes += shard->size_bytes;
-    slack_bytes += static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
-  }
   Callbacks callbacks;
   Residency residency;
   {
@@ -46,11 +50,7 @@ absl::StatusOr<Residency> Registry::PrepareResidency(const WeightSetRef& set, co
     if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_RESIDENT)) {
       return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_RESIDENT);
     }
-    if (shards.empty() || size_bytes > set->reserved_bytes_ + slack_bytes) {
-      return MakeError(Reason::kProtocolError,
-                       absl::StrCat("the loader was granted ", set->reserved_bytes_, " bytes and handed over ",
-                                    size_bytes, " in ", shards.size(), " shards"));
-    }
+    RETURN_IF_ERROR(CheckShards(*set, shards));
     residency = set->residency_;
     residency.generation = LastGeneration(set->fingerprint().hash) + 1;
     residency.resident_time = options_.clock->WallNow();
@@ -59,6 +59,31 @@ absl::StatusOr<Residency> Registry::PrepareResidency(const WeightSetRef& set, co
   }
   Call(callbacks);
   return residency;
+}
+
+absl::Status Registry::CheckShards(const WeightSetEntry& set, const ShardList& shards) {
+  const std::vector<RankPlacement>& wanted = set.placement().ranks;
+  if (!std::equal(shards.begin(), shards.end(), wanted.begin(), wanted.end(), [](const auto& shard, const auto& rank) {
+        return shard->rank == rank.rank && shard->device == rank.device;
+      })) {
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("the loader handed over ", shards.size(), " shards, which are not those of ranks ",
+                                  JoinRanks(wanted), " on their devices"));
+  }
+  std::map<std::string, int64_t> left_bytes = set.reserved_;
+  for (const auto& shard : shards) {
+    // A slab is rounded up to its pages, whose size only its maker knows beforehand.
+    const int64_t slack_bytes = static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
+    left_bytes[shard->device] += slack_bytes - shard->size_bytes;
+  }
+  for (const auto& [device, bytes] : left_bytes) {
+    if (bytes >= 0) continue;
+    const auto granted = set.reserved_.find(device);
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("the loader was granted ", granted == set.reserved_.end() ? 0 : granted->second,
+                                  " bytes on ", device, " and handed over ", -bytes, " more than that"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Registry::CheckNotEnded(const WeightSetEntry& set) const {
@@ -76,11 +101,9 @@ absl::Status Registry::KeepShards(const WeightSetEntry& set, const Residency& re
   return absl::OkStatus();
 }
 
-absl::Status Registry::ForgetShards(const WeightSetEntry& set, size_t rank_count) {
+absl::Status Registry::ForgetShards(const WeightSetEntry& set, const std::vector<int32_t>& ranks) {
   absl::Status first_failure;
-  for (size_t rank = 0; rank < rank_count; ++rank) {
-    first_failure.Update(options_.vault->Forget(set.fingerprint().hash, static_cast<int32_t>(rank)));
-  }
+  for (const int32_t rank : ranks) first_failure.Update(options_.vault->Forget(set.fingerprint().hash, rank));
   return first_failure;
 }
 
@@ -103,12 +126,12 @@ absl::Status Registry::CommitResidency(const WeightSetRef& set, const Residency&
 }
 
 void Registry::PlaceShards(WeightSetEntry& set, const Residency& residency, ShardList shards) {
-  int64_t size_bytes = 0;
-  for (const auto& shard : shards) size_bytes += shard->size_bytes;
-  reserved_bytes_ += size_bytes - std::exchange(set.reserved_bytes_, size_bytes);
+  std::map<std::string, int64_t> bytes;
+  for (const auto& shard : shards) bytes[shard->device] += shard->size_bytes;
+  Reserve(set, std::move(bytes));
   set.lease_counts_.assign(shards.size(), 0);
   set.shards_ = std::move(shards);
-  set.done_bytes_ = set.plan_.read_bytes;
+  set.done_bytes_ = set.read_bytes_;
   set.residency_ = residency;
   NoteGeneration(set.fingerprint().hash, residency.generation);
 }
@@ -125,10 +148,9 @@ absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
                        {{"fingerprint", hash}});
     }
     set->state_ = v1::WEIGHT_SET_STATE_RESIDENT;
-    set->plan_.read_bytes = adopted.residency.read_bytes;
+    set->read_bytes_ = adopted.residency.read_bytes;
     set->adopt_time_ = options_.clock->WallNow();
     PlaceShards(*set, adopted.residency, std::move(adopted.shards));
-    set->plan_.slab_bytes = set->reserved_bytes_;
     sets_.push_back(set);
     CollectObservers(*set, &callbacks);
   }
@@ -191,7 +213,7 @@ absl::StatusOr<Registry::Released> Registry::ReleaseByForce(const WeightSetRef& 
 absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, const WeightSetRef& set) {
   Callbacks callbacks;
   Released released;
-  size_t rank_count = 0;
+  std::vector<int32_t> ranks;
   {
     MutexLock lock(mutex_);
     if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotLeased(*set));
@@ -204,10 +226,10 @@ absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, con
     }
     released.ended_leases =
         EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", &callbacks);
-    rank_count = set->shards_.size();
+    ranks = RanksOf(set->shards_);
   }
   Call(std::exchange(callbacks, {}));
-  RETURN_IF_ERROR(ForgetShards(*set, rank_count));
+  RETURN_IF_ERROR(ForgetShards(*set, ranks));
   {
     MutexLock lock(mutex_);
     // Unless another call that came meanwhile has done it.

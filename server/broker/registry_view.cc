@@ -2,16 +2,13 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "server/broker/registry.h"
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
 namespace {
-
-std::string WithoutPrefix(const std::string& name, const std::string& prefix) {
-  return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
-}
 
 void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_rank(shard.rank);
@@ -25,11 +22,21 @@ void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
 
 }  // namespace
 
-std::string StateName(v1::WeightSetState state) {
-  return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
+LogFields DescribeForLog(const v1::WeightSet& set) {
+  std::vector<RankPlacement> ranks;
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+  for (const v1::Shard& shard : set.shards()) {
+    ranks.push_back({shard.rank(), shard.device()});
+    tensors += shard.tensor_count();
+    bytes += shard.size_bytes();
+  }
+  return {{"fingerprint", set.fingerprint()},
+          {"generation", absl::StrCat(set.generation())},
+          {"ranks", JoinRanks(ranks)},
+          {"tensors", absl::StrCat(tensors)},
+          {"bytes", absl::StrCat(bytes)}};
 }
-
-std::string HandleKindName(v1::HandleKind kind) { return WithoutPrefix(v1::HandleKind_Name(kind), "HANDLE_KIND_"); }
 
 int RegistryTotals::CountLoads() const {
   int loads = 0;
@@ -55,7 +62,7 @@ WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   view.state = set.state_;
   view.generation = set.residency_.generation;
   view.done_bytes = set.done_bytes_;
-  view.total_bytes = set.plan_.read_bytes;
+  view.total_bytes = set.read_bytes_;
   view.failure = set.failure_;
   const double seconds = std::chrono::duration<double>(options_.clock->SteadyNow() - set.granted_steady_).count();
   if (set.done_bytes_ > 0 && seconds > 0) {
@@ -76,8 +83,8 @@ v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   proto.set_state(set.state_);
   *proto.mutable_spec() = set.spec();
   *proto.mutable_environment() = set.environment();
-  for (size_t rank = 0; rank < set.shards_.size(); ++rank) {
-    DescribeShard(*set.shards_[rank], set.lease_counts_[rank], proto.add_shards());
+  for (size_t i = 0; i < set.shards_.size(); ++i) {
+    DescribeShard(*set.shards_[i], set.lease_counts_[i], proto.add_shards());
   }
   SetTimestamp(set.residency_.register_time, proto.mutable_register_time());
   if (set.residency_.resident_time != std::chrono::system_clock::time_point()) {
@@ -106,11 +113,13 @@ std::vector<v1::WeightSet> Registry::List() const {
 RegistryTotals Registry::Totals() const {
   MutexLock lock(mutex_);
   RegistryTotals totals;
-  totals.reserved_bytes = reserved_bytes_;
+  totals.reserved_by_device = reserved_by_device_;
+  for (const auto& [device, bytes] : reserved_by_device_) totals.reserved_bytes += bytes;
   totals.lease_count = static_cast<int>(leases_.size());
   totals.draining = draining_;
   for (const WeightSetRef& set : sets_) {
     ++totals.sets_by_state[set->state_];
+    totals.resident_shards += static_cast<int64_t>(set->shards_.size());
     for (const auto& shard : set->shards_) {
       totals.resident_bytes += shard->size_bytes;
       totals.resident_tensors += shard->tensor_count;

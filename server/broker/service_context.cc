@@ -6,26 +6,12 @@
 #include "common/base/error.h"
 
 namespace weightbroker {
-namespace {
-
-constexpr int kMaxHandleKinds = 16;
-
-}  // namespace
-
 // A set that failed does not count as asked for any more: whoever asked has been told.
 v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals) {
   if (totals.draining) return v1::HealthResponse::STATUS_DRAINING;
   if (totals.CountLoads() > 0) return v1::HealthResponse::STATUS_LOADING;
   if (totals.CountResident() > 0) return v1::HealthResponse::STATUS_READY;
   return v1::HealthResponse::STATUS_IDLE;
-}
-
-absl::Status CheckHandleKindCount(int count) {
-  if (count <= kMaxHandleKinds) return absl::OkStatus();
-  return MakeError(
-      Reason::kInvalidArgument,
-      absl::StrCat("handle_kinds has ", count, " entries; at most ", kMaxHandleKinds, " are allowed"),
-      {{"field", "handle_kinds"}, {"found", absl::StrCat(count)}, {"allowed", absl::StrCat(kMaxHandleKinds)}});
 }
 
 absl::Status WorkersBusyError() {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/broker/clock.h"
@@ -16,6 +17,7 @@
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
+#include "server/broker/placement.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -35,6 +37,7 @@ struct ServiceContext {
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
+  std::vector<ServedDevice> devices;
   std::string version;
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
@@ -46,9 +49,6 @@ struct ServiceContext {
 
 // One state for everyone who asks: Health, the standard health service, and readiness.
 v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals);
-
-// INVALID_ARGUMENT for more handle kinds than there could be: what a request says comes back in messages and the log.
-absl::Status CheckHandleKindCount(int count);
 
 // TOO_MANY_REQUESTS, for a call that finds every worker busy and the queue full.
 absl::Status WorkersBusyError();

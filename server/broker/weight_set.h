@@ -7,6 +7,7 @@
 
 #include "common/identity/checkpoint_identity.h"
 #include "common/identity/fingerprint.h"
+#include "server/broker/placement.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
@@ -18,6 +19,7 @@ struct NewWeightSet {
   Fingerprint fingerprint;
   // The files that the fingerprint is over; never null.
   std::shared_ptr<const CheckpointIdentity> identity = std::make_shared<const CheckpointIdentity>();
+  Placement placement = {};
 };
 
 // How a weight set came to be resident. The same for every broker that serves it.

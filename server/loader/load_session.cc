@@ -93,6 +93,9 @@ class Session {
     event.mutable_planned()->set_slab_bytes(Sum(plan_.slab_bytes));
     event.mutable_planned()->set_read_bytes(plan_.read_bytes);
     event.mutable_planned()->set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
+    pb::PlannedShard& shard = *event.mutable_planned()->add_shards();
+    shard.set_slab_bytes(Sum(plan_.slab_bytes));
+    shard.set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
     RETURN_IF_ERROR(Send(event));
     ASSIGN_OR_RETURN(const SocketMessage answer, ReceiveMessage(control_fd_));
     pb::LoadCommand command;

@@ -53,15 +53,19 @@ struct Draft {
   int32_t version = kKeptVersion;
 };
 
-Draft MakeDraft(int32_t rank = 0, int32_t rank_count = 1, const NewWeightSet& set = MakeWeightSet()) {
+Draft MakeDraft(const NewWeightSet& set, int32_t rank = 0) {
   const Residency residency = MakeResidency();
   const auto shard = MakeKeptShard(rank);
   Draft draft;
   draft.key = ShardKey(set.fingerprint.hash, rank);
-  draft.record = MakeShardRecord({set, residency, *shard, rank_count});
+  draft.record = MakeShardRecord({set, residency, *shard, static_cast<int32_t>(set.placement.ranks.size())});
   for (const UniqueFd& fd : *shard->slab_fds) draft.fds.push_back(Duplicate(fd));
   draft.fds.push_back(Duplicate(shard->manifest->file().fd));
   return draft;
+}
+
+Draft MakeDraft(int32_t rank = 0, int32_t rank_count = 1) {
+  return MakeDraft(MakeWeightSet("2.11.0", rank_count), rank);
 }
 
 KeeperEntry ToEntry(Draft draft) {
@@ -112,7 +116,7 @@ UniqueFd UnsealedMemfd(int64_t size_bytes) {
 // ---- What is right.
 
 TEST(Adoption, GivesASetBackAsItWasWrittenDown) {
-  const NewWeightSet set = MakeWeightSet();
+  const NewWeightSet set = MakeWeightSet("2.11.0", 2);
   CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(0, 2)), ToEntry(MakeDraft(1, 2))));
   ASSERT_THAT(checked.refused, IsEmpty());
   ASSERT_THAT(checked.adoption.sets, SizeIs(1));
@@ -132,6 +136,8 @@ TEST(Adoption, GivesASetBackAsItWasWrittenDown) {
   EXPECT_EQ(adopted.residency.load_seconds, 8.9);
   EXPECT_EQ(adopted.residency.read_bytes, 512);
   ASSERT_THAT(adopted.shards, SizeIs(2));
+  EXPECT_EQ(adopted.request.placement.ranks, set.placement.ranks);
+  EXPECT_EQ(adopted.request.placement.world_size, 2);
   EXPECT_EQ(adopted.shards[1]->rank, 1);
   EXPECT_EQ(adopted.shards[1]->tensor_count, 3);
   EXPECT_THAT(*adopted.shards[1]->slab_fds, SizeIs(1));
@@ -160,7 +166,7 @@ TEST(Adoption, GivesSetsInTheOrderInWhichTheyBecameResident) {
   const NewWeightSet sets[] = {MakeWeightSet("a"), MakeWeightSet("b"), MakeWeightSet("c")};
   std::vector<KeeperEntry> entries;
   for (const int at : {2, 0, 1}) {
-    Draft draft = MakeDraft(0, 1, sets[at]);
+    Draft draft = MakeDraft(sets[at]);
     draft.record.mutable_resident_time()->set_seconds(1000 + at);
     entries.push_back(ToEntry(std::move(draft)));
   }
@@ -169,6 +175,35 @@ TEST(Adoption, GivesSetsInTheOrderInWhichTheyBecameResident) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(checked.adoption.sets[i].request.fingerprint.hash, sets[i].fingerprint.hash);
   }
+}
+
+// As one of two services on a node would hold it, each for its own GPUs.
+TEST(Adoption, AdoptsASetOfWhichOnlySomeRanksAreHeldHere) {
+  NewWeightSet set = MakeWeightSet("2.11.0", 4);
+  set.placement.ranks = {{2, kHostDevice}, {3, kHostDevice}};
+  const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(set, 2)), ToEntry(MakeDraft(set, 3))));
+  EXPECT_THAT(checked.refused, IsEmpty());
+  ASSERT_THAT(checked.adoption.sets, SizeIs(1));
+  EXPECT_EQ(checked.adoption.sets[0].request.placement.ranks, set.placement.ranks);
+  EXPECT_EQ(checked.adoption.sets[0].request.placement.world_size, 4);
+}
+
+TEST(Adoption, TakesARecordWithoutAPlacementForRankZeroOnTheHost) {
+  Draft draft = MakeDraft();
+  draft.record.mutable_weight_set()->clear_ranks();
+  draft.record.mutable_weight_set()->clear_handle_kind();
+  const CheckedEntries checked = CheckEntries(List(ToEntry(std::move(draft))));
+  ASSERT_THAT(checked.adoption.sets, SizeIs(1));
+  EXPECT_EQ(checked.adoption.sets[0].request.placement.ranks, AllOnHost(1).ranks);
+  EXPECT_EQ(checked.adoption.sets[0].request.placement.handle_kind, v1::HANDLE_KIND_HOST_MEMFD);
+}
+
+TEST(Adoption, ResumesALoadWithTheRanksThatItWasBegunFor) {
+  NewWeightSet set = MakeWeightSet("2.11.0", 4);
+  set.placement.ranks = {{1, kHostDevice}, {3, kHostDevice}};
+  const CheckedEntries checked = CheckEntries(List(LoadEntry(set)));
+  ASSERT_THAT(checked.adoption.loads, SizeIs(1));
+  EXPECT_EQ(checked.adoption.loads[0].request.placement.ranks, set.placement.ranks);
 }
 
 TEST(Adoption, GivesLoadsUnderWayWithTheirAttempts) {
@@ -299,19 +334,26 @@ TEST(Adoption, RefusesARecordOfAnotherRankThanItsKeys) {
               StatusIs(Reason::kProtocolError, HasSubstr("rank")));
 }
 
+TEST(Adoption, RefusesAShardThatIsNotWhereItsSetsRanksArePlaced) {
+  EXPECT_THAT(RefusalOf([](Draft& draft) { draft.record.set_device("GPU-a"); }),
+              StatusIs(Reason::kProtocolError, HasSubstr("rank 0 on GPU-a")));
+  EXPECT_THAT(RefusalOf([](Draft& draft) { draft.record.mutable_weight_set()->mutable_ranks(0)->set_rank(1); }),
+              StatusIs(Reason::kProtocolError, HasSubstr("rank 1 of 1")));
+}
+
 TEST(Adoption, RefusesAGenerationThatNoSetCanHave) {
   EXPECT_THAT(RefusalOf([](Draft& draft) { draft.record.set_generation(0); }),
               StatusIs(Reason::kProtocolError, HasSubstr("generation")));
 }
 
 TEST(Adoption, RefusesAllShardsOfASetOfWhichARankIsMissing) {
-  const std::string hash = MakeWeightSet().fingerprint.hash;
+  const std::string hash = MakeWeightSet("2.11.0", 3).fingerprint.hash;
   const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(0, 3)), ToEntry(MakeDraft(2, 3))));
   EXPECT_THAT(checked.adoption.sets, IsEmpty());
   ASSERT_THAT(checked.refused, SizeIs(2));
   EXPECT_EQ(checked.refused[0].entry.key, ShardKey(hash, 0));
   EXPECT_EQ(checked.refused[1].entry.key, ShardKey(hash, 2));
-  EXPECT_THAT(checked.refused[0].cause, StatusIs(Reason::kProtocolError, HasSubstr("3 ranks only 2")));
+  EXPECT_THAT(checked.refused[0].cause, StatusIs(Reason::kProtocolError, HasSubstr("0-2, only 0, 2 are there")));
   // Not so soon that the kernel frees the memory before the keeper has been told.
   EXPECT_NE(checked.refused[0].shard, nullptr);
 }
@@ -334,14 +376,13 @@ TEST(Adoption, RefusesShardsOfDifferentGenerations) {
 
 TEST(Adoption, KeepsTheGenerationOfASetThatItRefuses) {
   const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(0, 2))));
-  EXPECT_THAT(checked.adoption.generations, ElementsAre(Pair(MakeWeightSet().fingerprint.hash, 4)));
+  EXPECT_THAT(checked.adoption.generations, ElementsAre(Pair(MakeWeightSet("2.11.0", 2).fingerprint.hash, 4)));
 }
 
 TEST(Adoption, AdoptsTheOtherSetsBesideOneThatItRefuses) {
-  Draft spoilt = MakeDraft(0, 1, MakeWeightSet("a"));
+  Draft spoilt = MakeDraft(MakeWeightSet("a"));
   spoilt.version = 9;
-  const CheckedEntries checked =
-      CheckEntries(List(ToEntry(std::move(spoilt)), ToEntry(MakeDraft(0, 1, MakeWeightSet("b")))));
+  const CheckedEntries checked = CheckEntries(List(ToEntry(std::move(spoilt)), ToEntry(MakeDraft(MakeWeightSet("b")))));
   ASSERT_THAT(checked.adoption.sets, SizeIs(1));
   EXPECT_EQ(checked.adoption.sets[0].request.environment.torch_version(), "b");
 }

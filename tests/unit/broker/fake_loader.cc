@@ -106,6 +106,15 @@ bool FakeLoader::Plan(int64_t slab_bytes, int64_t tensor_count) {
   event.mutable_planned()->set_slab_bytes(slab_bytes);
   event.mutable_planned()->set_read_bytes(tensor_count * kTensorBytes);
   event.mutable_planned()->set_tensor_count(tensor_count);
+  // Shared out evenly; all that is left goes to the last one.
+  const int64_t rank_count = request_.ranks_size();
+  for (int i = 0; i < request_.ranks_size(); ++i) {
+    internal::v1::PlannedShard& shard = *event.mutable_planned()->add_shards();
+    const bool is_last = i + 1 == request_.ranks_size();
+    shard.set_rank(request_.ranks(i).rank());
+    shard.set_slab_bytes(slab_bytes / rank_count + (is_last ? slab_bytes % rank_count : 0));
+    shard.set_tensor_count(tensor_count / rank_count + (is_last ? tensor_count % rank_count : 0));
+  }
   Send(event);
   const auto answer = ReceiveMessage(control_.get());
   internal::v1::LoadCommand command;
@@ -123,9 +132,10 @@ void FakeLoader::Progress(v1::WeightSetState phase, int64_t done_bytes) {
   Send(event);
 }
 
-void FakeLoader::HandOver(const FakeShard& shard) {
+void FakeLoader::HandOver(const FakeShard& shard, int32_t rank) {
   internal::v1::LoadEvent event;
   *event.mutable_sealed() = shard.sealed;
+  event.mutable_sealed()->set_rank(rank);
   std::vector<int> fds;
   for (const UniqueFd& fd : shard.fds) fds.push_back(fd.get());
   Send(event, fds);
@@ -167,10 +177,12 @@ absl::StatusOr<SpawnedLoader> FakeLoaderSpawner::Spawn(const internal::v1::LoadR
 FakeLoaderSpawner::Script LoadsWell(int tensor_count) {
   return [tensor_count](FakeLoader& loader) {
     const FakeShard shard = MakeFakeShard(tensor_count);
-    if (!loader.PlanFor(shard)) return;
-    loader.Progress(v1::WEIGHT_SET_STATE_LOADING, tensor_count * kTensorBytes / 2);
-    loader.Progress(v1::WEIGHT_SET_STATE_VERIFYING, tensor_count * kTensorBytes);
-    loader.HandOver(shard);
+    const int rank_count = loader.request().ranks_size();
+    if (!loader.Plan(rank_count * shard.sealed.slabs(0).size_bytes(), rank_count * tensor_count)) return;
+    const int64_t read_bytes = rank_count * tensor_count * kTensorBytes;
+    loader.Progress(v1::WEIGHT_SET_STATE_LOADING, read_bytes / 2);
+    loader.Progress(v1::WEIGHT_SET_STATE_VERIFYING, read_bytes);
+    for (const internal::v1::RankPlacement& placed : loader.request().ranks()) loader.HandOver(shard, placed.rank());
   };
 }
 

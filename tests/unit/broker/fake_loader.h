@@ -39,11 +39,12 @@ class FakeLoader {
 
   const internal::v1::LoadRequest& request() const { return request_; }
 
-  // Announces a shard of `tensor_count` tensors and waits for the answer; false if the broker says no more.
+  // Announces so much memory and so many tensors for all ranks of the request together, and waits for the answer; false
+  // if the broker says no more.
   bool Plan(int64_t slab_bytes, int64_t tensor_count);
   bool PlanFor(const FakeShard& shard);
   void Progress(v1::WeightSetState phase, int64_t done_bytes);
-  void HandOver(const FakeShard& shard);
+  void HandOver(const FakeShard& shard, int32_t rank = 0);
   void Fail(const absl::Status& status);
   // Whatever a broken loader might send.
   void SendRaw(const std::string& bytes, const std::vector<int>& fds = {});
@@ -81,7 +82,7 @@ class FakeLoaderSpawner : public LoaderSpawner {
   const std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
-// Loads `tensor_count` tensors without a fault.
+// Loads `tensor_count` tensors for each rank without a fault.
 FakeLoaderSpawner::Script LoadsWell(int tensor_count = 2);
 
 }  // namespace weightbroker::testing

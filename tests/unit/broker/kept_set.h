@@ -1,4 +1,4 @@
-// A weight set of one rank as a broker would keep it, for tests.
+// A weight set as a broker would keep it, for tests.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 namespace weightbroker::testing {
 
 // Of the model at "/models/m", as if its one file had been read; the spec's fingerprint is its own.
-inline NewWeightSet MakeWeightSet(const std::string& torch_version = "2.11.0") {
+inline NewWeightSet MakeWeightSet(const std::string& torch_version = "2.11.0", int32_t rank_count = 1) {
   NewWeightSet set;
   set.spec.set_model("/models/m");
-  set.spec.set_tensor_parallel_size(1);
+  set.spec.set_tensor_parallel_size(rank_count);
   set.environment.set_torch_version(torch_version);
   auto identity = std::make_shared<CheckpointIdentity>();
   identity->folder = "/models/m";
@@ -27,6 +27,7 @@ inline NewWeightSet MakeWeightSet(const std::string& torch_version = "2.11.0") {
       {.name = "model.safetensors", .stat = file, .contents_sha256 = {}, .header_sha256 = std::string(64, 'e')});
   set.fingerprint = ComputeFingerprint(set.spec, set.environment, *identity, HostDeviceFacts());
   set.identity = std::move(identity);
+  set.placement = AllOnHost(rank_count);
   return set;
 }
 

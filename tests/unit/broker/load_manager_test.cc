@@ -39,6 +39,14 @@ NewWeightSet Wanted(char digit) {
   return wanted;
 }
 
+NewWeightSet WantedRanks(const std::vector<int32_t>& ranks) {
+  NewWeightSet wanted = Wanted('a');
+  wanted.placement.world_size = 4;
+  wanted.placement.ranks.clear();
+  for (const int32_t rank : ranks) wanted.placement.ranks.push_back({rank, kHostDevice});
+  return wanted;
+}
+
 int CountOpenFds() {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
@@ -104,6 +112,72 @@ TEST_F(LoadManagerTest, MakesAResidentSetOfWhatTheLoaderHandsOver) {
   EXPECT_EQ((*shard)->tensor_count, 3);
   EXPECT_EQ((*shard)->slab_fds->size(), 1u);
   EXPECT_EQ((*shard)->manifest->frames().size(), 1u);
+}
+
+TEST_F(LoadManagerTest, MakesAllRanksResidentTogetherOnceTheLastIsHandedOver) {
+  std::atomic<bool> go_on{false};
+  Start([&](FakeLoader& loader) {
+    const FakeShard shard = MakeFakeShard(2);
+    if (!loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4)) return;
+    loader.HandOver(shard, 0);
+    while (!go_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    loader.HandOver(shard, 1);
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({0, 1})).value();
+  EXPECT_THAT(registry_->Acquire(set, 0, {}, nullptr), StatusIs(Reason::kStillLoading));
+  go_on = true;
+  ASSERT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  for (const int32_t rank : {0, 1}) EXPECT_EQ(registry_->Look(set, rank, {}).value()->rank, rank);
+}
+
+TEST_F(LoadManagerTest, TellsTheLoaderWhichRanksToMakeAndWhere) {
+  std::string ranks;
+  Start([&](FakeLoader& loader) {
+    for (const auto& placed : loader.request().ranks()) ranks += absl::StrCat(placed.rank(), "@", placed.device(), " ");
+    LoadsWell()(loader);
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({1, 3})).value();
+  ASSERT_EQ(Await(set).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_EQ(ranks, "1@host 3@host ");
+}
+
+TEST_F(LoadManagerTest, KeepsNothingOfTheOtherRanksIfTheLoaderDiesAfterOne) {
+  Start([](FakeLoader& loader) {
+    const FakeShard shard = MakeFakeShard(2);
+    loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4);
+    loader.HandOver(shard, 0);
+    loader.Die("killed by SIGKILL");
+  });
+  const WeightSetRef set = loads_->Load(WantedRanks({0, 1})).value();
+  const WeightSetView view = Await(set);
+  EXPECT_EQ(view.state, v1::WEIGHT_SET_STATE_FAILED);
+  EXPECT_THAT(view.failure, StatusIs(Reason::kLoaderFailed, HasSubstr("SIGKILL")));
+  loads_->Shutdown();
+  EXPECT_EQ(registry_->Totals().reserved_bytes, 0);
+  EXPECT_EQ(CountOpenFds(), fds_before_);
+}
+
+TEST_F(LoadManagerTest, RefusesRanksThatItDidNotAskForOrNotInTheirOrder) {
+  for (const std::vector<int32_t>& handed_over : {std::vector<int32_t>{1}, {0, 0}, {0, 2}}) {
+    Start([&handed_over](FakeLoader& loader) {
+      const FakeShard shard = MakeFakeShard(2);
+      loader.Plan(2 * shard.sealed.slabs(0).size_bytes(), 4);
+      for (const int32_t rank : handed_over) loader.HandOver(shard, rank);
+    });
+    const WeightSetView view = Await(loads_->Load(WantedRanks({0, 1})).value());
+    EXPECT_THAT(view.failure, StatusIs(Reason::kProtocolError, HasSubstr("was due")));
+    loads_->Shutdown();
+  }
+}
+
+TEST_F(LoadManagerTest, RefusesAPlanForOtherRanks) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) {
+                internal::v1::LoadEvent event;
+                event.mutable_planned()->add_shards()->set_rank(1);
+                loader.SendRaw(event.SerializeAsString());
+                loader.WaitForTheEnd();
+              }),
+              StatusIs(Reason::kProtocolError, HasSubstr("not ranks 0")));
 }
 
 TEST_F(LoadManagerTest, TellsTheLoaderWhatToLoad) {

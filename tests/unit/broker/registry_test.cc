@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <map>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/fake_clock.h"
+#include "tests/unit/broker/memory_plan.h"
 
 namespace weightbroker {
 namespace {
@@ -18,6 +21,7 @@ using testing::FakeClock;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
+using testing::PlanOf;
 using ::testing::SizeIs;
 using testing::StatusIs;
 
@@ -44,6 +48,27 @@ std::shared_ptr<const Shard> MakeShard(int64_t size_bytes) {
   return shard;
 }
 
+std::shared_ptr<const Shard> MakeShardOf(const RankPlacement& placed, int64_t size_bytes) {
+  auto shard = std::make_shared<Shard>(*MakeShard(size_bytes));
+  shard->rank = placed.rank;
+  shard->device = placed.device;
+  return shard;
+}
+
+// A set of several ranks: `ranks` of `world_size`.
+NewWeightSet WantedRanks(const std::string& start, std::vector<RankPlacement> ranks, int32_t world_size) {
+  NewWeightSet wanted = Wanted(start);
+  wanted.placement.ranks = std::move(ranks);
+  wanted.placement.world_size = world_size;
+  return wanted;
+}
+
+MemoryPlan PlanOfEach(const std::vector<RankPlacement>& ranks, int64_t slab_bytes, int64_t read_bytes) {
+  MemoryPlan plan{.shards = {}, .read_bytes = read_bytes};
+  for (const RankPlacement& placed : ranks) plan.shards.push_back({placed.rank, placed.device, slab_bytes, 7});
+  return plan;
+}
+
 class RegistryTest : public ::testing::Test {
  protected:
   std::shared_ptr<Registry> Make(int64_t memory_limit_bytes = 0) {
@@ -60,7 +85,7 @@ class RegistryTest : public ::testing::Test {
   // A resident set of `size_bytes`.
   static WeightSetRef MakeResident(Registry& registry, const std::string& start, int64_t size_bytes = 4096) {
     const WeightSetRef set = Begin(registry, start);
-    EXPECT_THAT(registry.GrantMemory(set, {size_bytes, size_bytes, 7}), IsOk());
+    EXPECT_THAT(registry.GrantMemory(set, PlanOf(size_bytes, size_bytes, 7)), IsOk());
     EXPECT_THAT(registry.MakeResident(set, {MakeShard(size_bytes)}, size_bytes), IsOk());
     return set;
   }
@@ -77,7 +102,7 @@ TEST_F(RegistryTest, GoesThroughTheStatesOfALoad) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
   EXPECT_EQ(registry->View(set).state, v1::WEIGHT_SET_STATE_ALLOCATING);
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 1000, 7}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 1000, 7)), IsOk());
   EXPECT_EQ(registry->View(set).state, v1::WEIGHT_SET_STATE_LOADING);
   clock_.Advance(std::chrono::seconds(2));
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 500), IsOk());
@@ -94,6 +119,106 @@ TEST_F(RegistryTest, GoesThroughTheStatesOfALoad) {
   EXPECT_EQ(described.resident_time().seconds() - described.register_time().seconds(), 2);
   EXPECT_THAT(described.shards(), SizeIs(1));
 }
+
+// ---- Several ranks.
+
+TEST_F(RegistryTest, LeasesEachRankThatItHoldsAndSaysWhichItDoesNot) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{2, kHostDevice}, {3, kHostDevice}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, /*world_size=*/4)).value().set;
+  ASSERT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4096, 100)), IsOk());
+  ASSERT_THAT(registry->MakeResident(set, {MakeShardOf(ranks[0], 4096), MakeShardOf(ranks[1], 4096)}, 100), IsOk());
+
+  const auto first = registry->Acquire(set, 3, {}, nullptr);
+  const auto second = registry->Acquire(set, 3, {}, nullptr);
+  ASSERT_THAT(first, IsOk());
+  EXPECT_EQ(first->shard()->rank, 3);
+  const v1::WeightSet described = registry->Describe(set);
+  ASSERT_THAT(described.shards(), SizeIs(2));
+  EXPECT_EQ(described.shards(0).rank(), 2);
+  EXPECT_EQ(described.shards(0).lease_count(), 0);
+  EXPECT_EQ(described.shards(1).lease_count(), 2);
+  EXPECT_EQ(registry->Totals().resident_shards, 2);
+  EXPECT_THAT(
+      registry->Acquire(set, 1, {}, nullptr),
+      AllOf(StatusIs(Reason::kRankNotHere, HasSubstr("which holds 2-3 of 4")), HasMetadata("held_ranks", "2-3")));
+  EXPECT_THAT(registry->Acquire(set, 4, {}, nullptr), StatusIs(Reason::kRankOutOfRange));
+}
+
+TEST_F(RegistryTest, KeepsTheWholeSetWhileOneOfItsRanksIsLeased) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{0, kHostDevice}, {1, kHostDevice}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 2)).value().set;
+  ASSERT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4096, 100)), IsOk());
+  ASSERT_THAT(registry->MakeResident(set, {MakeShardOf(ranks[0], 4096), MakeShardOf(ranks[1], 4096)}, 100), IsOk());
+  auto lease = registry->Acquire(set, 1, {}, nullptr);
+  EXPECT_THAT(registry->Release(set), StatusIs(Reason::kLeased));
+  lease->Drop();
+  EXPECT_THAT(registry->Release(set), IsOk());
+  EXPECT_EQ(registry->Totals().reserved_bytes, 0);
+}
+
+TEST_F(RegistryTest, GrantsMemoryOnEveryDeviceOrOnNone) {
+  std::map<std::string, int64_t> available = {{"GPU-a", 10 * kGiB}, {"GPU-b", 3 * kGiB}};
+  const auto registry =
+      Registry::Create({.device_memory = [&](const std::string& device) -> absl::StatusOr<DeviceMemory> {
+        return DeviceMemory{available.at(device), "device"};
+      }});
+  const std::vector<RankPlacement> ranks = {{0, "GPU-a"}, {1, "GPU-b"}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 2)).value().set;
+  EXPECT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4 * kGiB, kGiB)),
+              AllOf(StatusIs(Reason::kMemoryExhausted, HasSubstr("on GPU-b")), HasMetadata("device", "GPU-b")));
+  EXPECT_EQ(registry->Totals().reserved_bytes, 0);
+
+  available["GPU-b"] = 4 * kGiB;
+  ASSERT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4 * kGiB, kGiB)), IsOk());
+  EXPECT_EQ(registry->Totals().reserved_by_device["GPU-b"], 4 * kGiB);
+  EXPECT_EQ(registry->Totals().reserved_bytes, 8 * kGiB);
+}
+
+TEST_F(RegistryTest, RefusesMemoryOnADeviceThatItDoesNotHave) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{0, "GPU-a"}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 1)).value().set;
+  EXPECT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4096, 100)), StatusIs(Reason::kDeviceUnknown));
+}
+
+TEST_F(RegistryTest, RefusesAPlanWhoseSumIsNoAmountOfMemory) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{0, kHostDevice}, {1, kHostDevice}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 2)).value().set;
+  EXPECT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, std::numeric_limits<int64_t>::max() - 1, 100)),
+              StatusIs(Reason::kProtocolError));
+}
+
+// Ranks that replicate weights take more memory than is read for them.
+TEST_F(RegistryTest, CountsAsPromisedWhatALoadHasNotFilledThoughItReadsLessThanItFills) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{0, kHostDevice}, {1, kHostDevice}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 2)).value().set;
+  ASSERT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 40 * kGiB, /*read_bytes=*/40 * kGiB)), IsOk());
+  ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 20 * kGiB), IsOk());
+  host_.available_bytes = 60 * kGiB;  // half of the 80 is filled
+  const WeightSetRef other = Begin(*registry, "bb");
+  EXPECT_THAT(registry->GrantMemory(other, PlanOf(21 * kGiB, 1, 1)), StatusIs(Reason::kMemoryExhausted));
+  EXPECT_THAT(registry->GrantMemory(other, PlanOf(20 * kGiB, 1, 1)), IsOk());
+}
+
+TEST_F(RegistryTest, RefusesShardsOfOtherRanksOrOnOtherDevicesThanItsPlacements) {
+  const auto registry = Make();
+  const std::vector<RankPlacement> ranks = {{0, kHostDevice}, {1, kHostDevice}};
+  const WeightSetRef set = registry->Begin(WantedRanks("aa", ranks, 2)).value().set;
+  ASSERT_THAT(registry->GrantMemory(set, PlanOfEach(ranks, 4096, 100)), IsOk());
+  const auto first = MakeShardOf(ranks[0], 4096);
+  const std::vector<std::vector<std::shared_ptr<const Shard>>> wrong = {
+      {}, {first}, {first, first}, {first, MakeShardOf({1, "GPU-a"}, 4096)}};
+  for (const auto& shards : wrong) {
+    EXPECT_THAT(registry->MakeResident(set, shards, 100), StatusIs(Reason::kProtocolError, HasSubstr("ranks 0-1")));
+  }
+  EXPECT_THAT(registry->MakeResident(set, {first, MakeShardOf(ranks[1], 4096)}, 100), IsOk());
+}
+
+// ---- One rank.
 
 TEST_F(RegistryTest, JoinsTheSetThatIsThereAlready) {
   const auto registry = Make();
@@ -136,7 +261,7 @@ TEST_F(RegistryTest, ListsFailedSetsWithTheirCauseAndForgetsTheOldest) {
 TEST_F(RegistryTest, RefusesMemoryAboveTheLimitWithNeedAndHave) {
   const auto registry = Make(/*memory_limit_bytes=*/10 * kGiB);
   MakeResident(*registry, "aa", 7 * kGiB);
-  const auto status = registry->GrantMemory(Begin(*registry, "bb"), {4 * kGiB, 4 * kGiB, 1});
+  const auto status = registry->GrantMemory(Begin(*registry, "bb"), PlanOf(4 * kGiB, 4 * kGiB, 1));
   EXPECT_THAT(status, StatusIs(Reason::kMemoryExhausted, HasSubstr("limited by memory_limit")));
   EXPECT_THAT(status, HasMetadata("need_bytes", absl::StrCat(4 * kGiB)));
   EXPECT_THAT(status, HasMetadata("have_bytes", absl::StrCat(3 * kGiB)));
@@ -145,7 +270,7 @@ TEST_F(RegistryTest, RefusesMemoryAboveTheLimitWithNeedAndHave) {
 TEST_F(RegistryTest, RefusesMemoryThatTheMachineDoesNotHave) {
   host_ = {.available_bytes = kGiB, .limited_by = "cgroup"};
   const auto registry = Make();
-  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "aa"), {2 * kGiB, 2 * kGiB, 1}),
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "aa"), PlanOf(2 * kGiB, 2 * kGiB, 1)),
               AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("limited_by", "cgroup")));
 }
 
@@ -153,18 +278,18 @@ TEST_F(RegistryTest, CountsMemoryThatALoadUnderWayWasGrantedAndHasNotFilledYet) 
   host_.available_bytes = 10 * kGiB;
   const auto registry = Make();
   const WeightSetRef first = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(first, {8 * kGiB, 8 * kGiB, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(first, PlanOf(8 * kGiB, 8 * kGiB, 1)), IsOk());
   const WeightSetRef second = Begin(*registry, "bb");
-  EXPECT_THAT(registry->GrantMemory(second, {4 * kGiB, 4 * kGiB, 1}),
+  EXPECT_THAT(registry->GrantMemory(second, PlanOf(4 * kGiB, 4 * kGiB, 1)),
               AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("have_bytes", absl::StrCat(2 * kGiB))));
   ASSERT_THAT(registry->ReportProgress(first, v1::WEIGHT_SET_STATE_LOADING, 8 * kGiB), IsOk());
-  EXPECT_THAT(registry->GrantMemory(second, {4 * kGiB, 4 * kGiB, 1}), IsOk());
+  EXPECT_THAT(registry->GrantMemory(second, PlanOf(4 * kGiB, 4 * kGiB, 1)), IsOk());
 }
 
 TEST_F(RegistryTest, GivesMemoryBackWhenALoadFails) {
   const auto registry = Make(10 * kGiB);
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {8 * kGiB, 8 * kGiB, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(8 * kGiB, 8 * kGiB, 1)), IsOk());
   EXPECT_EQ(registry->Totals().reserved_bytes, 8 * kGiB);
   registry->Fail(set, MakeError(Reason::kLoaderFailed, "it died"));
   EXPECT_EQ(registry->Totals().reserved_bytes, 0);
@@ -175,8 +300,8 @@ TEST_F(RegistryTest, RefusesMovesThatTheStateDoesNotAllow) {
   const WeightSetRef set = Begin(*registry, "aa");
   EXPECT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 1), StatusIs(Reason::kProtocolError));
   EXPECT_THAT(registry->MakeResident(set, {MakeShard(1)}, 1), StatusIs(Reason::kProtocolError));
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 4096, 1}), IsOk());
-  EXPECT_THAT(registry->GrantMemory(set, {4096, 4096, 1}), StatusIs(Reason::kProtocolError));
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 4096, 1)), IsOk());
+  EXPECT_THAT(registry->GrantMemory(set, PlanOf(4096, 4096, 1)), StatusIs(Reason::kProtocolError));
   EXPECT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_RESIDENT, 1), StatusIs(Reason::kProtocolError));
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_VERIFYING, 1), IsOk());
   EXPECT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 2), StatusIs(Reason::kProtocolError));
@@ -184,13 +309,13 @@ TEST_F(RegistryTest, RefusesMovesThatTheStateDoesNotAllow) {
 
 TEST_F(RegistryTest, RefusesNegativePlans) {
   const auto registry = Make();
-  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "aa"), {-1, 0, 0}), StatusIs(Reason::kProtocolError));
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "aa"), PlanOf(-1, 0, 0)), StatusIs(Reason::kProtocolError));
 }
 
 TEST_F(RegistryTest, RefusesShardsLargerThanWhatWasGranted) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 4096, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 4096, 1)), IsOk());
   EXPECT_THAT(registry->MakeResident(set, {MakeShard(4096 + kHugePageBytes + 1)}, 4096),
               StatusIs(Reason::kProtocolError, HasSubstr("granted 4096")));
 }
@@ -198,7 +323,7 @@ TEST_F(RegistryTest, RefusesShardsLargerThanWhatWasGranted) {
 TEST_F(RegistryTest, ReservesWhatTheSlabsTakeInFactWhenTheyAreRoundedUpToPages) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {512, 512, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(512, 512, 1)), IsOk());
   ASSERT_THAT(registry->MakeResident(set, {MakeShard(4096)}, 512), IsOk());
   EXPECT_EQ(registry->Totals().reserved_bytes, 4096);
   ASSERT_THAT(registry->Release(set), IsOk());
@@ -208,7 +333,7 @@ TEST_F(RegistryTest, ReservesWhatTheSlabsTakeInFactWhenTheyAreRoundedUpToPages) 
 TEST_F(RegistryTest, NeverLetsProgressGoBackOrBeyondTheTotal) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 100, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 100, 1)), IsOk());
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 60), IsOk());
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 40), IsOk());
   EXPECT_EQ(registry->View(set).done_bytes, 60);
@@ -221,7 +346,7 @@ TEST_F(RegistryTest, TellsSubscribersOfProgressUntilTheyLeave) {
   const WeightSetRef set = Begin(*registry, "aa");
   int calls = 0;
   Subscription subscription = registry->Subscribe(set, [&] { ++calls; });
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 100, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 100, 1)), IsOk());
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 1), IsOk());
   registry->ReportAlive(set);
   EXPECT_EQ(calls, 3);
@@ -235,7 +360,7 @@ TEST_F(RegistryTest, TellsSubscribersToStatesOfStatesButNotOfProgress) {
   int calls = 0;
   const Subscription subscription = registry->SubscribeToStates([&] { ++calls; });
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 100, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 100, 1)), IsOk());
   EXPECT_EQ(calls, 2);
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 1), IsOk());
   EXPECT_EQ(calls, 2);
@@ -246,7 +371,7 @@ TEST_F(RegistryTest, ASubscriberMayAskTheRegistryFromItsCallback) {
   const WeightSetRef set = Begin(*registry, "aa");
   std::vector<v1::WeightSetState> seen;
   const Subscription subscription = registry->Subscribe(set, [&] { seen.push_back(registry->View(set).state); });
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 100, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 100, 1)), IsOk());
   EXPECT_THAT(seen, ElementsAre(v1::WEIGHT_SET_STATE_LOADING));
 }
 
@@ -277,7 +402,7 @@ TEST_F(RegistryTest, DropsALeaseWithItsHandle) {
 TEST_F(RegistryTest, RefusesLeasesOnWhatIsStillLoadingWithTheProgress) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 100, 1}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 100, 1)), IsOk());
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_LOADING, 30), IsOk());
   EXPECT_THAT(Acquire(*registry, set),
               AllOf(StatusIs(Reason::kStillLoading, HasSubstr("30 of 100 bytes")), HasMetadata("state", "LOADING")));
@@ -351,7 +476,7 @@ TEST_F(RegistryTest, ReleasesALeasedSetByForceTellingItsHolders) {
 TEST_F(RegistryTest, FreesTheMemoryOfAReleasedSetWithItsLastHolder) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  ASSERT_THAT(registry->GrantMemory(set, {4096, 4096, 7}), IsOk());
+  ASSERT_THAT(registry->GrantMemory(set, PlanOf(4096, 4096, 7)), IsOk());
   std::shared_ptr<const Shard> shard = MakeShard(4096);
   const std::weak_ptr<const Shard> memory = shard;
   ASSERT_THAT(registry->MakeResident(set, {std::move(shard)}, 4096), IsOk());

@@ -34,6 +34,7 @@ NewWeightSet Wanted(const std::string& start) {
   wanted.spec.set_model("/models/m");
   wanted.environment.set_torch_version("any");
   wanted.fingerprint.hash = start + std::string(64 - start.size(), '0');
+  wanted.placement = AllOnHost(2);
   return wanted;
 }
 
@@ -60,8 +61,11 @@ class RegistryVaultTest : public ::testing::Test {
 
   WeightSetRef BeginLoad(const std::string& start = "aa") {
     const WeightSetRef set = registry_->Begin(Wanted(start)).value().set;
-    EXPECT_THAT(registry_->GrantMemory(set, {2 * kShardBytes, 1000, 14}), IsOk());
+    EXPECT_THAT(registry_->GrantMemory(set, PlanOfBoth(kShardBytes)), IsOk());
     return set;
+  }
+  static MemoryPlan PlanOfBoth(int64_t shard_bytes) {
+    return {.shards = {{0, kHostDevice, shard_bytes, 7}, {1, kHostDevice, shard_bytes, 7}}, .read_bytes = 1000};
   }
   absl::Status Finish(const WeightSetRef& set) {
     return registry_->MakeResident(set, {MakeShard(0), MakeShard(1)}, 1000);
@@ -134,7 +138,7 @@ TEST_F(RegistryVaultTest, KeepsNoShardWhoseGenerationIsNotWrittenDown) {
 
 TEST_F(RegistryVaultTest, WritesNothingDownOfShardsThatAreTooLarge) {
   const WeightSetRef set = registry_->Begin(Wanted("aa")).value().set;
-  ASSERT_THAT(registry_->GrantMemory(set, {1, 1000, 14}), IsOk());
+  ASSERT_THAT(registry_->GrantMemory(set, PlanOfBoth(1)), IsOk());
   auto shard = std::make_shared<Shard>(*MakeShard(0));
   shard->size_bytes = 2 + kHugePageBytes;
   EXPECT_THAT(registry_->MakeResident(set, {shard}, 1000), StatusIs(Reason::kProtocolError));

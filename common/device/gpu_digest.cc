@@ -1,0 +1,155 @@
+#include "common/device/gpu_digest.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/device/kernels/digest_tiles.h"
+#include "common/device/kernels/kernels.h"
+
+namespace weightbroker {
+namespace {
+
+using wbd1::DigestRange;
+
+// Enough blocks of 256 threads for each multiprocessor to hide the latency of its memory.
+constexpr int kBlocksPerMultiprocessor = 8;
+
+using Lanes = std::array<uint64_t, 2>;
+
+absl::Status DigestError(CudaDriver& driver, CudaResult result, const char* call) {
+  return CudaError(driver, result, call, "digesting tensors on the GPU");
+}
+
+// A stream, and device memory for the ranges and their lanes, for one call.
+class Workspace {
+ public:
+  explicit Workspace(CudaDriver& driver) : driver_(driver) {}
+  ~Workspace() {
+    if (stream_ != nullptr) (void)driver_.StreamDestroy(stream_);
+    if (memory_ != 0) (void)driver_.MemFree(memory_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  absl::Status Prepare(std::span<const DigestRange> ranges) {
+    if (const auto result = driver_.StreamCreate(kCudaStreamNonBlocking, &stream_); result != kCudaSuccess) {
+      return DigestError(driver_, result, "cuStreamCreate");
+    }
+    ranges_bytes_ = ranges.size_bytes();
+    lanes_bytes_ = ranges.size() * sizeof(Lanes);
+    if (const auto result = driver_.MemAlloc(ranges_bytes_ + lanes_bytes_, &memory_); result != kCudaSuccess) {
+      return DigestError(driver_, result, "cuMemAlloc");
+    }
+    if (const auto result = driver_.MemcpyHtoDAsync(memory_, ranges.data(), ranges_bytes_, stream_);
+        result != kCudaSuccess) {
+      return DigestError(driver_, result, "cuMemcpyHtoDAsync");
+    }
+    const auto result = driver_.MemsetD8Async(lanes(), 0, lanes_bytes_, stream_);
+    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuMemsetD8Async");
+  }
+
+  absl::Status Launch(CudaFunction function, int64_t range_count, int64_t tile_count, const CudaLaunch& launch) {
+    CudaDevicePtr ranges = memory_;
+    CudaDevicePtr sums = lanes();
+    void* parameters[] = {&ranges, &range_count, &tile_count, &sums};
+    const auto result = driver_.LaunchKernel(function, launch, stream_, parameters);
+    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuLaunchKernel");
+  }
+
+  absl::Status Fetch(std::vector<Lanes>* sums) {
+    if (const auto result = driver_.MemcpyDtoHAsync(sums->data(), lanes(), lanes_bytes_, stream_);
+        result != kCudaSuccess) {
+      return DigestError(driver_, result, "cuMemcpyDtoHAsync");
+    }
+    const auto result = driver_.StreamSynchronize(stream_);
+    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuStreamSynchronize");
+  }
+
+ private:
+  CudaDevicePtr lanes() const { return memory_ + ranges_bytes_; }
+
+  CudaDriver& driver_;
+  CudaStream stream_ = nullptr;
+  CudaDevicePtr memory_ = 0;
+  size_t ranges_bytes_ = 0;
+  size_t lanes_bytes_ = 0;
+};
+
+absl::StatusOr<CudaLaunch> ChooseLaunch(const CudaContext& context, int64_t tile_count) {
+  int multiprocessors = 0;
+  const auto result =
+      context.driver().DeviceGetAttribute(context.device(), kCudaAttributeMultiprocessorCount, &multiprocessors);
+  if (result != kCudaSuccess) return DigestError(context.driver(), result, "cuDeviceGetAttribute");
+  const int64_t blocks = std::max(1, multiprocessors * kBlocksPerMultiprocessor);
+  return CudaLaunch{.grid_blocks = static_cast<unsigned>(std::min(blocks, tile_count)),
+                    .block_threads = wbd1::kDigestThreads};
+}
+
+}  // namespace
+
+bool HasGpuKernels() { return DigestKernelImage() != nullptr; }
+
+absl::StatusOr<GpuDigester> GpuDigester::Create(const CudaContext& context) {
+  if (!HasGpuKernels()) {
+    return MakeError(Reason::kGpuUnavailable, "this build has no GPU kernels: it was made without CUDA's compiler");
+  }
+  CudaDriver& driver = context.driver();
+  const CudaScope current(context);
+  RETURN_IF_ERROR(current.status());
+  CudaModule module = nullptr;
+  if (const auto result = driver.ModuleLoadData(DigestKernelImage(), &module); result != kCudaSuccess) {
+    ASSIGN_OR_RETURN(const std::string uuid, UuidOfCudaDevice(driver, context.device()));
+    return MakeError(Reason::kDeviceUnsupported,
+                     absl::StrCat("the kernels of this build do not run on the GPU ", uuid,
+                                  ": cuModuleLoadData: ", driver.ErrorName(result), "; a newer driver may run them"),
+                     {{"device_uuid", uuid}, {"call", "cuModuleLoadData"}, {"result", driver.ErrorName(result)}});
+  }
+  GpuDigester digester(context, module);
+  const auto result = driver.ModuleGetFunction(module, wbd1::kDigestKernelName, &digester.function_);
+  if (result != kCudaSuccess) return DigestError(driver, result, "cuModuleGetFunction");
+  return digester;
+}
+
+absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRange> ranges) const {
+  std::vector<DigestRange> table;
+  int64_t tile_count = 0;
+  for (const GpuRange& range : ranges) {
+    table.push_back({range.address, range.size_bytes, tile_count});
+    tile_count += wbd1::TilesOf(range.size_bytes);
+  }
+  std::vector<Lanes> sums(ranges.size(), Lanes{0, 0});
+  if (tile_count > 0) {
+    const CudaScope current(*context_);
+    RETURN_IF_ERROR(current.status());
+    ASSIGN_OR_RETURN(const CudaLaunch launch, ChooseLaunch(*context_, tile_count));
+    Workspace workspace(context_->driver());
+    RETURN_IF_ERROR(workspace.Prepare(table));
+    RETURN_IF_ERROR(workspace.Launch(function_, static_cast<int64_t>(table.size()), tile_count, launch));
+    RETURN_IF_ERROR(workspace.Fetch(&sums));
+  }
+  std::vector<Digest> digests;
+  for (size_t i = 0; i < ranges.size(); ++i) digests.push_back(DigestAccumulator(sums[i]).Finish(ranges[i].size_bytes));
+  return digests;
+}
+
+GpuDigester& GpuDigester::operator=(GpuDigester&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  context_ = std::exchange(other.context_, std::nullopt);
+  module_ = std::exchange(other.module_, nullptr);
+  function_ = std::exchange(other.function_, nullptr);
+  return *this;
+}
+
+void GpuDigester::Release() {
+  if (!context_.has_value()) return;
+  {
+    const CudaScope current(*context_);
+    (void)context_->driver().ModuleUnload(module_);
+  }
+  context_.reset();
+}
+
+}  // namespace weightbroker
