@@ -199,6 +199,7 @@ class ServiceAttach {
     *request.mutable_spec() = spec_;
     *request.mutable_environment() = environment_;
     request.mutable_handle_kinds()->Add(kinds_.begin(), kinds_.end());
+    if (services_.per_gpu()) request.add_ranks(options_.rank);
     for (const std::string& device : DevicesToRegister()) request.add_devices(device);
     request.set_wait(true);
     return RegisterAndWait(*connection_, request, DeadlineIn(options_.load_deadline), options_.on_progress);

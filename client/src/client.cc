@@ -6,6 +6,7 @@
 #include "client/src/attach.h"
 #include "client/src/disk.h"
 #include "client/src/engine_device.h"
+#include "client/src/gpu_room.h"
 #include "client/src/services.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
@@ -56,8 +57,17 @@ class ClientState {
   absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine,
                                                          const AttachOptions& options,
                                                          const absl::Status& why_not_attached) const {
-    auto loaded =
-        LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
+    std::unique_ptr<GpuInventory> inventory;
+    DiskRequest request;
+    request.spec = spec;
+    request.environment = environment_;
+    request.model_roots = options_.model_roots;
+    request.engine = engine;
+    if (!engine.is_host()) request.room = RoomFor(engine, options, &inventory);
+    request.rank = options.rank;
+    request.threads = options.threads;
+    request.on_progress = options.on_progress;
+    auto loaded = LoadFromDisk(request);
     if (loaded.ok()) {
       (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
       return loaded;
@@ -69,6 +79,20 @@ class ClientState {
                                                            " [", service.reason, "]"));
     if (const auto info = loaded.status().GetPayload(kErrorInfoTypeUrl)) both.SetPayload(kErrorInfoTypeUrl, *info);
     return both;
+  }
+
+  // A service that cannot be asked, and a GPU whose users are not known, are done without.
+  RoomOptions RoomFor(const EngineDevice& engine, const AttachOptions& options,
+                      std::unique_ptr<GpuInventory>* inventory) const {
+    RoomOptions room;
+    if (services_ != nullptr) {
+      if (const auto service = services_->For(engine.uuid); service.ok()) room.service = *service;
+    }
+    if (auto nvml = OpenNvml(); nvml.ok()) *inventory = *std::move(nvml);
+    room.inventory = inventory->get();
+    room.evict = options.evict_unleased;
+    room.deadline = DeadlineIn(options.deadline);
+    return room;
   }
 
   const ClientOptions options_;

@@ -1,5 +1,6 @@
 #include "client/src/disk.h"
 
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/src/host_memory.h"
+#include "client/src/private_gpu_memory.h"
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
@@ -58,7 +60,7 @@ class DiskLoad {
     ASSIGN_OR_RETURN(const std::vector<Digest> digests, Fill());
     Report("VERIFYING", plan_.read_bytes);
     RETURN_IF_ERROR(CheckUnchanged(file_system_, identity_));
-    RETURN_IF_ERROR(SealAndMap());
+    RETURN_IF_ERROR(request_.engine.is_host() ? SealAndMap() : MoveToGpu());
     RETURN_IF_ERROR(DecodeManifest(digests));
     Report("RESIDENT", plan_.read_bytes);
     return std::move(state_);
@@ -84,6 +86,9 @@ class DiskLoad {
   }
 
   absl::Status AllocateSlabs() {
+    if (!request_.engine.is_host()) {
+      ASSIGN_OR_RETURN(gpu_memory_, PrivateGpuMemory::Create(request_.engine, plan_.slab_bytes, request_.room));
+    }
     for (const int64_t size_bytes : plan_.slab_bytes) {
       ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
       slabs_.push_back(std::move(slab));
@@ -111,6 +116,13 @@ class DiskLoad {
     return absl::OkStatus();
   }
 
+  absl::Status MoveToGpu() {
+    for (size_t i = 0; i < slabs_.size(); ++i) RETURN_IF_ERROR(gpu_memory_->Write(i, 0, slabs_[i].writable_bytes()));
+    slabs_.clear();
+    ASSIGN_OR_RETURN(state_->memory, (*std::move(gpu_memory_)).Finish());
+    return absl::OkStatus();
+  }
+
   // Through the same bytes as the service's manifest, so that there is one way to get an address.
   absl::Status DecodeManifest(const std::vector<Digest>& digests) {
     ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests));
@@ -134,6 +146,7 @@ class DiskLoad {
   Checkpoint checkpoint_;
   ShardPlan plan_;
   std::vector<HostSlab> slabs_;
+  std::optional<PrivateGpuMemory> gpu_memory_;
   std::unique_ptr<WeightsState> state_ = std::make_unique<WeightsState>();
 };
 

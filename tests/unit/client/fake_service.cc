@@ -61,9 +61,41 @@ FakeService::FakeService() : folder_(MakeFolder()) {
   listener_ = OrDie(Listener::Create({.path = folder_ + "/socket"}));
   grpc::ServerBuilder builder;
   builder.RegisterService(this);
+  builder.RegisterService(&admin_);
   server_ = builder.BuildAndStart();
   endpoint_ = std::make_unique<Endpoint>(
       EndpointOptions{.listen_fd = listener_->fd(), .server = server_.get(), .tickets = &tickets_, .peers = &peers_});
+}
+
+void FakeService::ReplaceSlab(UniqueFd fd, int64_t size_bytes) {
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(fd));
+  fds_ = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
+  slab_bytes_ = size_bytes;
+}
+
+std::string FakeService::SlabContents() {
+  std::string contents(4096, '\0');
+  contents.replace(0, 24, 24, 'a');
+  contents.replace(256, 100, 100, 'b');
+  return contents;
+}
+
+grpc::Status FakeService::Fingerprint(grpc::ServerContext* /*context*/, const v1::FingerprintRequest* request,
+                                      v1::FingerprintResponse* response) {
+  return on_fingerprint(*request, response);
+}
+
+grpc::Status FakeService::Admin::ListWeightSets(grpc::ServerContext* /*context*/,
+                                                const v1::ListWeightSetsRequest* /*request*/,
+                                                v1::ListWeightSetsResponse* response) {
+  service_.on_list(response);
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeService::Admin::Unregister(grpc::ServerContext* /*context*/, const v1::UnregisterRequest* request,
+                                            v1::UnregisterResponse* /*response*/) {
+  return service_.on_unregister(*request);
 }
 
 FakeService::~FakeService() {

@@ -20,6 +20,7 @@
 #include "server/endpoint/endpoint.h"
 #include "server/endpoint/listener.h"
 #include "server/endpoint/ticket_box.h"
+#include "weightbroker/v1/weight_broker_admin_service.grpc.pb.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
 namespace weightbroker::testing {
@@ -44,8 +45,30 @@ class FakeService : private v1::WeightBrokerService::Service {
   // Set before the first call.
   ExportHook on_export;
   RegisterHook on_register;
+  std::function<grpc::Status(const v1::FingerprintRequest&, v1::FingerprintResponse*)> on_fingerprint;
+  std::function<void(v1::ListWeightSetsResponse*)> on_list;
+  std::function<grpc::Status(const v1::UnregisterRequest&)> on_unregister;
+
+  // Puts another slab in the place of the service's own, with the same two tensors in it.
+  void ReplaceSlab(UniqueFd fd, int64_t size_bytes);
+  // What lies in the slab.
+  static std::string SlabContents();
 
  private:
+  class Admin : public v1::WeightBrokerAdminService::Service {
+   public:
+    explicit Admin(FakeService& service) : service_(service) {}
+    grpc::Status ListWeightSets(grpc::ServerContext* context, const v1::ListWeightSetsRequest* request,
+                                v1::ListWeightSetsResponse* response) override;
+    grpc::Status Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* request,
+                            v1::UnregisterResponse* response) override;
+
+   private:
+    FakeService& service_;
+  };
+
+  grpc::Status Fingerprint(grpc::ServerContext* context, const v1::FingerprintRequest* request,
+                           v1::FingerprintResponse* response) override;
   grpc::Status Export(grpc::ServerContext* context, const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;
   grpc::Status Register(grpc::ServerContext* context, const v1::RegisterRequest* request,
@@ -58,6 +81,7 @@ class FakeService : private v1::WeightBrokerService::Service {
   SharedFds fds_;
   int64_t slab_bytes_ = 0;
   std::vector<v1::Tensor> rows_;
+  Admin admin_{*this};
   std::atomic<int> open_exports_{0};
   std::atomic<int> export_count_{0};
   std::unique_ptr<grpc::Server> server_;

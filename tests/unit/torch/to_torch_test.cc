@@ -32,13 +32,9 @@ at::Tensor Get(const MappedWeights& weights, const std::string& name) {
 
 TEST(ToTorch, GivesEveryServableTypeAtItsOwnAddress) {
   const std::vector<std::pair<std::string, at::ScalarType>> types = {
-      {"BOOL", at::kBool},     {"U8", at::kByte},
-      {"I8", at::kChar},       {"U16", at::kUInt16},
-      {"I16", at::kShort},     {"U32", at::kUInt32},
-      {"I32", at::kInt},       {"U64", at::kUInt64},
-      {"I64", at::kLong},      {"F16", at::kHalf},
-      {"BF16", at::kBFloat16}, {"F32", at::kFloat},
-      {"F64", at::kDouble},    {"F8_E4M3", at::kFloat8_e4m3fn}};
+      {"BOOL", at::kBool},     {"U8", at::kByte},   {"I8", at::kChar},    {"U16", at::kUInt16}, {"I16", at::kShort},
+      {"U32", at::kUInt32},    {"I32", at::kInt},   {"U64", at::kUInt64}, {"I64", at::kLong},   {"F16", at::kHalf},
+      {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"F64", at::kDouble}};
   CheckpointBuilder builder;
   for (const auto& [name, type] : types) builder.Tensor(name, name, {3, 5});
   const MappedWeights weights = LoadWeights(builder);
@@ -56,15 +52,20 @@ TEST(ToTorch, GivesEveryServableTypeAtItsOwnAddress) {
   }
 }
 
-TEST(ToTorch, ComputesWithTheValuesOfAnEightBitFloat) {
-  const MappedWeights weights = LoadWeights(CheckpointBuilder().Tensor("w", "F8_E4M3", {16}));
-  const at::Tensor tensor = Get(weights, "w");
+TEST(ToTorch, GivesEightBitFloatsAndTheirScales) {
+  const MappedWeights weights =
+      LoadWeights(CheckpointBuilder().BlockFp8("l.weight", {256, 128}).Config(testing::kBlockFp8Config));
 
-  const at::Tensor same = at::from_blob(const_cast<std::byte*>(weights.Find("w")->data), {16}, at::kByte)
-                              .view(at::kFloat8_e4m3fn)
-                              .to(at::kFloat);
+  const at::Tensor weight = Get(weights, "l.weight");
+  const at::Tensor scales = Get(weights, "l.weight_scale_inv");
 
-  EXPECT_TRUE(at::equal(at::nan_to_num(tensor.to(at::kFloat)), at::nan_to_num(same)));
+  EXPECT_EQ(weight.scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_THAT(weight.sizes(), ElementsAre(256, 128));
+  EXPECT_EQ(BytesOf(weight), TensorBytes("l.weight", 256 * 128));
+  EXPECT_THAT(scales.sizes(), ElementsAre(2, 1));
+  // 0x38 is 1.0, whatever torch makes of the rest.
+  const at::Tensor ones = weight.view(at::kByte) == 0x38;
+  EXPECT_TRUE(at::equal(weight.to(at::kFloat) == 1.0F, ones));
 }
 
 TEST(ToTorch, GivesScalarsAndEmptyTensorsTheirShapes) {
