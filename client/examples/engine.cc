@@ -3,6 +3,7 @@
 //   engine --model /models/llama --torch_version any --register
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,17 +14,32 @@
 namespace {
 
 struct EngineFlags : example::Flags {
+  weightbroker::DaemonOptions daemon;
   weightbroker::Mode mode = weightbroker::Mode::kClient;
   weightbroker::Fallback fallback = weightbroker::Fallback::kDisk;
   std::map<std::string, std::string> model_roots;
   bool verify = false;
   bool prefault = false;
+  double deadline_seconds = 10;
 };
 
 int PrintFailure(const weightbroker::Status& status, const EngineFlags& flags) {
+  // Where the disk was the second choice, what counts is whether the service could have been asked.
+  const auto service = status.metadata().find("service_reason");
+  const std::string reason = service == status.metadata().end() ? status.reason() : service->second;
   const bool unavailable = status.code() == weightbroker::StatusCode::kUnavailable ||
-                           status.code() == weightbroker::StatusCode::kDeadlineExceeded;
+                           status.code() == weightbroker::StatusCode::kDeadlineExceeded ||
+                           reason == "SERVICE_UNAVAILABLE" || reason == "SERVICE_NOT_STARTED";
   return example::PrintFailure(status.reason(), status.message(), status.metadata(), unavailable, flags.json);
+}
+
+void PrintLeaseEvent(const weightbroker::LeaseEvent& event) {
+  using Kind = weightbroker::LeaseEvent::Kind;
+  static const std::map<Kind, const char*> kNames = {{Kind::kDraining, "is about to end"},
+                                                     {Kind::kInterrupted, "was interrupted"},
+                                                     {Kind::kRenewed, "was renewed"},
+                                                     {Kind::kLost, "was lost"}};
+  fprintf(stderr, "the lease %s: %s\n", kNames.at(event.kind), event.why.ToString().c_str());
 }
 
 weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
@@ -31,6 +47,8 @@ weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
   options.fallback = flags.fallback;
   options.register_if_missing = flags.register_if_missing;
   options.prefault = flags.prefault ? weightbroker::Prefault::kPopulate : weightbroker::Prefault::kNone;
+  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000));
+  options.on_lease_event = PrintLeaseEvent;
   options.on_progress = [](const weightbroker::LoadProgress& progress) {
     fprintf(stderr, "%s: %lld of %lld bytes\n", progress.phase.c_str(), static_cast<long long>(progress.done_bytes),
             static_cast<long long>(progress.total_bytes));
@@ -72,9 +90,7 @@ int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   example::ReadAll(views, &report);
   if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
   example::Print(report, flags.json);
-  if (flags.hold_seconds > 0) example::Hold(flags.hold_seconds);
-  if (weights->lease_lost()) fprintf(stderr, "the lease was lost: %s\n", weights->lease_status().ToString().c_str());
-  return 0;
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
 }
 
 int Run(const EngineFlags& flags) {
@@ -83,6 +99,7 @@ int Run(const EngineFlags& flags) {
   options.torch_version = flags.torch_version;
   options.socket_path = flags.socket;
   options.model_roots = flags.model_roots;
+  options.daemon = flags.daemon;
   const auto client = weightbroker::Client::Create(options);
   if (!client.ok()) return PrintFailure(client.status(), flags);
   for (int i = 0; i < flags.loop; ++i) {
@@ -100,12 +117,23 @@ int main(int argc, char** argv) {
   std::vector<std::string> roots;
   CLI::App app("An example engine: maps a model's weights, reads every tensor and prints a checksum.");
   example::AddFlags(app, &flags);
-  app.add_option("--mode", flags.mode, "off: load from disk here; client: attach to the service")
-      ->transform(CLI::Transformer(std::map<std::string, Mode>{{"off", Mode::kOff}, {"client", Mode::kClient}}));
+  app.add_option("--mode", flags.mode,
+                 "off: load from disk here; client: attach to the service; daemon: the same, and start one if none "
+                 "answers")
+      ->transform(CLI::Transformer(
+          std::map<std::string, Mode>{{"off", Mode::kOff}, {"client", Mode::kClient}, {"daemon", Mode::kDaemon}}));
+  app.add_option("--daemon_program", flags.daemon.program,
+                 "weightbrokerd, for --mode daemon; default: $WEIGHTBROKERD, or the one beside this program");
+  app.add_option("--daemon_flag", flags.daemon.flags,
+                 "A flag for it; may be repeated: --daemon_flag=--log_level=debug");
+  app.add_option("--daemon_log", flags.daemon.log_path, "Where its log goes; default: the socket's path and .log");
   app.add_option("--fallback", flags.fallback, "What to do where the service cannot give the weights: disk or fail")
       ->transform(
           CLI::Transformer(std::map<std::string, Fallback>{{"disk", Fallback::kDisk}, {"fail", Fallback::kFail}}));
-  app.add_option("--model_root", roots, "name=/folder, for models name:relative/path that are loaded from disk");
+  app.add_option("--model_root", roots,
+                 "name=/folder, for models name:relative/path that are loaded from disk, and for --mode daemon");
+  app.add_option("--deadline_seconds", flags.deadline_seconds, "For everything but loading")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--verify", flags.verify, "Compare every tensor with its digest");
   app.add_flag("--prefault", flags.prefault, "Map every page while attaching");
   try {

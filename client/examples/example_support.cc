@@ -65,6 +65,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_flag("--json", flags->json, "Print one line of JSON instead of a table");
   app.add_option("--hold_seconds", flags->hold_seconds, "Keep the weights mapped, after printing the line \"attached\"")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--keep_reading", flags->keep_reading, "Meanwhile, read everything again and again, and compare");
   app.add_flag("--write_fault", flags->write_fault, "Write to a tensor, to see that it ends this process alone");
   app.add_option("--dump_dir", flags->dump_dir, "Write each tensor's bytes to a file of its name in this folder")
       ->check(CLI::ExistingDirectory);
@@ -147,10 +148,17 @@ int PrintFailure(const std::string& reason, const std::string& message,
   return unavailable ? 4 : 3;
 }
 
-void Hold(int seconds) {
+int Hold(const Flags& flags, const std::vector<View>& views, const Report& report) {
   printf("attached\n");
   fflush(stdout);
-  std::this_thread::sleep_for(std::chrono::seconds(seconds));
+  const double end = Now() + flags.hold_seconds;
+  if (!flags.keep_reading) std::this_thread::sleep_for(std::chrono::seconds(flags.hold_seconds));
+  while (Now() < end) {
+    if (Checksum(views) == report.checksum) continue;
+    fprintf(stderr, "the weights have changed\n");
+    return 1;
+  }
+  return 0;
 }
 
 int WriteToWeights(const std::vector<View>& views) {

@@ -21,6 +21,7 @@ struct Flags {
   bool write_fault = false;
   std::string dump_dir;  // empty: none
   int hold_seconds = 0;
+  bool keep_reading = false;
   int loop = 1;
 };
 
@@ -64,8 +65,9 @@ void Print(const Report& report, bool json);
 int PrintFailure(const std::string& reason, const std::string& message,
                  const std::map<std::string, std::string>& metadata, bool unavailable, bool json);
 
-// Prints the line "attached", for scripts, and waits.
-void Hold(int seconds);
+// Prints the line "attached", for scripts, and waits for `flags.hold_seconds`; with `flags.keep_reading` it reads
+// everything again and again meanwhile. Returns the exit code: 1 if what it reads is not what `report` says any more.
+int Hold(const Flags& flags, const std::vector<View>& views, const Report& report);
 
 // Writes to the first byte there is. The memory is read-only: this ends the process with SIGSEGV. Returns 1 if it does
 // not.

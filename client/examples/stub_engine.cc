@@ -177,8 +177,7 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   example::ReadAll(views, &report);
   if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
   example::Print(report, flags.json);
-  if (flags.hold_seconds > 0) example::Hold(flags.hold_seconds);
-  return 0;
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
 }
 
 }  // namespace

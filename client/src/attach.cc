@@ -12,6 +12,7 @@
 #include "common/base/error.h"
 #include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
+#include "common/base/strings.h"
 
 namespace weightbroker::client {
 namespace {
@@ -19,25 +20,24 @@ namespace {
 // One Export, from request to lease. Used once.
 class Attachment {
  public:
-  Attachment(const Connection& connection, const v1::ExportRequest& request, const EngineDevice& engine,
-             Deadline deadline)
-      : connection_(connection),
+  Attachment(std::shared_ptr<const Connection> connection, const v1::ExportRequest& request, const EngineDevice& engine,
+             const AttachOptions& options, Deadline deadline)
+      : connection_(std::move(connection)),
         engine_(engine),
+        options_(options),
         deadline_(deadline),
         start_(Clock::now()),
-        stream_(std::make_unique<ExportStream>(connection.channel(), request)),
+        stream_(std::make_unique<ExportStream>(connection_->channel(), request)),
         state_(std::make_unique<WeightsState>()) {}
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     RETURN_IF_ERROR(ReadHeader());
     state_->times.header_seconds = SecondsSinceStart();
     RETURN_IF_ERROR(MapAndReadManifest());
-    state_->lease = std::make_unique<Lease>(std::move(stream_));
+    ASSIGN_OR_RETURN(state_->lease, Lease::Start(connection_, std::move(stream_), header_,
+                                                 {options_.lease_renewal_deadline, options_.on_lease_event}));
     return std::move(state_);
   }
-
-  // Whether Run failed because the connection broke under it.
-  bool connection_broke() const { return connection_broke_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -45,8 +45,7 @@ class Attachment {
   absl::StatusOr<RawMessage> ReadMessage() {
     ASSIGN_OR_RETURN(std::optional<RawMessage> message, stream_->Read(deadline_));
     if (message.has_value()) return *std::move(message);
-    connection_broke_ = IsTransportFailure(stream_->end_status());
-    const absl::Status status = connection_.ToStatus(stream_->end_status());
+    const absl::Status status = connection_->ToStatus(stream_->end_status());
     return status.ok() ? NotTrusted("a stream that ended early") : status;
   }
 
@@ -71,7 +70,6 @@ class Attachment {
     std::thread mapper = StartMapping(&mapped);
     const absl::Status read = ReadManifest(decoder);
     if (mapper.joinable()) mapper.join();
-    if (HasReason(mapped, Reason::kServiceUnavailable)) connection_broke_ = true;
     RETURN_IF_ERROR(mapped);
     RETURN_IF_ERROR(read);
     ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish(state_->memory->slabs()));
@@ -91,7 +89,7 @@ class Attachment {
   }
 
   absl::Status Map() {
-    ASSIGN_OR_RETURN(state_->memory, MapShard(connection_, header_, engine_, deadline_));
+    ASSIGN_OR_RETURN(state_->memory, MapShard(*connection_, header_, engine_, deadline_));
     state_->times.mapped_seconds = SecondsSinceStart();
     return absl::OkStatus();
   }
@@ -107,23 +105,27 @@ class Attachment {
 
   double SecondsSinceStart() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
-  const Connection& connection_;
+  const std::shared_ptr<const Connection> connection_;
   const EngineDevice& engine_;
+  const AttachOptions& options_;
   const Deadline deadline_;
   const Clock::time_point start_;
   std::unique_ptr<ExportStream> stream_;
   std::unique_ptr<WeightsState> state_;
   v1::ExportHeader header_;
-  bool connection_broke_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<WeightsState>> Export(const Connection& connection, const v1::ExportRequest& request,
-                                                     const EngineDevice& engine, Deadline deadline) {
-  Attachment first(connection, request, engine, deadline);
-  auto state = first.Run();
-  if (!first.connection_broke()) return state;
-  connection.LeaveBrokenConnection();
-  return Attachment(connection, request, engine, deadline).Run();
+// The same weights may be exported twice: the first try's lease ends with its stream.
+absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const Connection>& connection,
+                                                     const v1::ExportRequest& request, const EngineDevice& engine,
+                                                     const AttachOptions& options) {
+  const Deadline deadline = DeadlineIn(options.deadline);
+  Attempts attempts(*connection, deadline);
+  while (true) {
+    RETURN_IF_ERROR(attempts.Begin());
+    auto state = Attachment(connection, request, engine, options, deadline).Run();
+    if (state.ok() || !attempts.ShallTryAgain(state.status())) return state;
+  }
 }
 
 // Whether registering would give what Export did not find.
@@ -155,7 +157,7 @@ class ServiceAttach {
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     ASSIGN_OR_RETURN(connection_, services_.For(engine_.is_host() ? "host" : engine_.uuid));
     if (services_.per_gpu() && options_.devices.size() > 1) return AttachOneOfSeveralServices();
-    auto state = Export(*connection_, ExportBySpec(), engine_, DeadlineIn(options_.deadline));
+    auto state = Export(connection_, ExportBySpec(), engine_, options_);
     if (!options_.register_if_missing || !IsMissing(state.status())) return state;
     ASSIGN_OR_RETURN(const v1::WeightSet set, Register());
     return ExportByFingerprint(set.fingerprint());
@@ -191,7 +193,7 @@ class ServiceAttach {
   absl::StatusOr<std::unique_ptr<WeightsState>> ExportByFingerprint(const std::string& fingerprint) const {
     v1::ExportRequest request = ExportBySpec();
     request.set_fingerprint(fingerprint);
-    return Export(*connection_, request, engine_, DeadlineIn(options_.deadline));
+    return Export(connection_, request, engine_, options_);
   }
 
   absl::StatusOr<v1::WeightSet> Register() const {
@@ -218,14 +220,12 @@ class ServiceAttach {
   const EngineDevice& engine_;
   const AttachOptions& options_;
   const std::vector<v1::HandleKind> kinds_;
-  const Connection* connection_ = nullptr;
+  std::shared_ptr<const Connection> connection_;
 };
 
 LoadProgress ToPublic(const v1::RegisterProgress& progress) {
-  constexpr std::string_view kPrefix = "WEIGHT_SET_STATE_";
-  std::string phase = v1::WeightSetState_Name(progress.phase());
-  if (phase.compare(0, kPrefix.size(), kPrefix) == 0) phase.erase(0, kPrefix.size());
-  return {std::move(phase), progress.done_bytes(), progress.total_bytes(), progress.rate_bytes_per_second()};
+  return {WithoutPrefix(v1::WeightSetState_Name(progress.phase()), "WEIGHT_SET_STATE_"), progress.done_bytes(),
+          progress.total_bytes(), progress.rate_bytes_per_second()};
 }
 
 }  // namespace
@@ -235,6 +235,7 @@ absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, cons
                                               const std::function<void(const LoadProgress&)>& on_progress) {
   v1::RegisterResponse response;
   RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();  // of a try before this one
     const auto reader = connection.service().Register(&context, request);
     while (reader->Read(&response)) {
       if (response.has_progress() && on_progress) on_progress(ToPublic(response.progress()));

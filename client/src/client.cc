@@ -10,7 +10,6 @@
 #include "client/src/services.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
-#include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "common/identity/fingerprint.h"
 
@@ -27,9 +26,11 @@ class ClientState {
   // Null in Mode::kOff.
   const Services* services() const { return services_.get(); }
 
-  absl::StatusOr<std::unique_ptr<WeightsState>> Attach(const WeightSpec& spec, const AttachOptions& options) const {
+  Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options) const {
     const v1::WeightSpec proto = ToProto(spec);
-    ASSIGN_OR_RETURN(const EngineDevice engine, FindEngineDevice(options.cuda_device));
+    const auto found = FindEngineDevice(options.cuda_device);
+    if (!found.ok()) return client::ToPublic(found.status());
+    const EngineDevice& engine = *found;
     if (services_ == nullptr) {
       return FromDisk(proto, engine, options,
                       MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
@@ -37,9 +38,9 @@ class ClientState {
     auto attached = AttachToService(*services_, proto, environment_, engine, options);
     if (attached.ok()) {
       (*attached)->source.kind = SourceKind::kAttached;
-      return attached;
+      return MappedWeights(*std::move(attached));
     }
-    if (options.fallback == Fallback::kFail) return attached;
+    if (options.fallback == Fallback::kFail) return client::ToPublic(attached.status());
     return FromDisk(proto, engine, options, attached.status());
   }
 
@@ -54,9 +55,8 @@ class ClientState {
     return proto;
   }
 
-  absl::StatusOr<std::unique_ptr<WeightsState>> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine,
-                                                         const AttachOptions& options,
-                                                         const absl::Status& why_not_attached) const {
+  Result<MappedWeights> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine, const AttachOptions& options,
+                                 const absl::Status& why_not_attached) const {
     std::unique_ptr<GpuInventory> inventory;
     DiskRequest request;
     request.spec = spec;
@@ -70,15 +70,17 @@ class ClientState {
     auto loaded = LoadFromDisk(request);
     if (loaded.ok()) {
       (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
-      return loaded;
+      return MappedWeights(*std::move(loaded));
     }
-    if (HasReason(why_not_attached, Reason::kModeOff)) return loaded;
-    const ErrorDetails service = GetErrorDetails(why_not_attached);
-    absl::Status both(loaded.status().code(), absl::StrCat("not from disk: ", loaded.status().message(),
-                                                           "; and not from the service: ", why_not_attached.message(),
-                                                           " [", service.reason, "]"));
-    if (const auto info = loaded.status().GetPayload(kErrorInfoTypeUrl)) both.SetPayload(kErrorInfoTypeUrl, *info);
-    return both;
+    const Status disk = client::ToPublic(loaded.status());
+    if (HasReason(why_not_attached, Reason::kModeOff)) return disk;
+    const Status service = client::ToPublic(why_not_attached);
+    Status::Metadata metadata = disk.metadata();
+    metadata["service_reason"] = service.reason();
+    return Status(disk.code(), disk.reason(),
+                  "not from disk: " + disk.message() + "; and not from the service: " + service.message() + " [" +
+                      service.reason() + "]",
+                  std::move(metadata));
   }
 
   // A service that cannot be asked, and a GPU whose users are not known, are done without.
@@ -86,7 +88,7 @@ class ClientState {
                       std::unique_ptr<GpuInventory>* inventory) const {
     RoomOptions room;
     if (services_ != nullptr) {
-      if (const auto service = services_->For(engine.uuid); service.ok()) room.service = *service;
+      if (const auto service = services_->For(engine.uuid); service.ok()) room.service = service->get();
     }
     if (auto nvml = OpenNvml(); nvml.ok()) *inventory = *std::move(nvml);
     room.inventory = inventory->get();
@@ -100,6 +102,18 @@ class ClientState {
   const std::shared_ptr<Services> services_;
 };
 
+ConnectionOptions ToConnectionOptions(const ClientOptions& options) {
+  ConnectionOptions connection{.socket_path = options.socket_path};
+  if (options.mode != Mode::kDaemon) return connection;
+  connection.daemon = {options.daemon.program, {}, options.daemon.log_path};
+  for (const auto& [name, folder] : options.model_roots) {
+    connection.daemon->flags.push_back(absl::StrCat("--model_roots=", name, "=", folder));
+  }
+  connection.daemon->flags.insert(connection.daemon->flags.end(), options.daemon.flags.begin(),
+                                  options.daemon.flags.end());
+  return connection;
+}
+
 }  // namespace client
 
 Result<Client> Client::Create(const ClientOptions& options) {
@@ -108,8 +122,8 @@ Result<Client> Client::Create(const ClientOptions& options) {
   if (const absl::Status status = CheckEnvironment(environment); !status.ok()) return client::ToPublic(status);
 
   std::shared_ptr<client::Services> services;
-  if (options.mode == Mode::kClient) {
-    auto opened = client::Services::Open(options.socket_path);
+  if (options.mode != Mode::kOff) {
+    auto opened = client::Services::Open(client::ToConnectionOptions(options));
     if (!opened.ok()) return client::ToPublic(opened.status());
     services = *std::move(opened);
   }
@@ -127,9 +141,7 @@ Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
 }
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {
-  auto state = state_->Attach(spec, options);
-  if (!state.ok()) return client::ToPublic(state.status());
-  return MappedWeights(*std::move(state));
+  return state_->Attach(spec, options);
 }
 
 }  // namespace weightbroker

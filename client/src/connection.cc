@@ -1,6 +1,12 @@
 #include "client/src/connection.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +16,11 @@
 
 namespace weightbroker::client {
 namespace {
+
+using std::chrono::milliseconds;
+
+// A service that stays away for longer has gone for good, however long a load would have been waited for.
+constexpr milliseconds kMaxAbsence(60'000);
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& socket_path) {
   grpc::ChannelArguments arguments;
@@ -50,56 +61,103 @@ Reason ReasonFor(grpc::StatusCode code) {
 
 }  // namespace
 
-Deadline DeadlineIn(std::chrono::milliseconds duration) {
+Deadline DeadlineIn(milliseconds duration) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(duration.count(), GPR_TIMESPAN));
 }
 
-std::chrono::milliseconds Remaining(Deadline deadline) {
+milliseconds Remaining(Deadline deadline) {
   const gpr_timespec left = gpr_time_sub(deadline, gpr_now(GPR_CLOCK_MONOTONIC));
-  return std::chrono::milliseconds(std::max<int64_t>(0, gpr_time_to_millis(left)));
+  return milliseconds(std::max<int64_t>(0, gpr_time_to_millis(left)));
 }
 
-absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const std::string& socket_path) {
-  std::string path = socket_path;
-  if (path.empty()) {
-    ASSIGN_OR_RETURN(path, DefaultSocketPath());
+Deadline Sooner(Deadline a, Deadline b) { return gpr_time_cmp(a, b) < 0 ? a : b; }
+
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ConnectionOptions& options) {
+  DefaultSocket socket{options.socket_path, false};
+  if (socket.path.empty()) {
+    ASSIGN_OR_RETURN(socket, FindDefaultSocket());
   }
-  RETURN_IF_ERROR(CheckSocketPath(path));
-  std::shared_ptr<Connection> connection(new Connection(std::move(path)));
+  RETURN_IF_ERROR(CheckSocketPath(socket.path));
+  std::optional<Daemon> daemon;
+  if (options.daemon.has_value()) daemon.emplace(*options.daemon, socket);
+  std::shared_ptr<Connection> connection(new Connection(std::move(socket.path), std::move(daemon)));
   connection->channel_->GetState(/*try_to_connect=*/true);
   return connection;
 }
 
-Connection::Connection(std::string socket_path)
+Connection::Connection(std::string socket_path, std::optional<Daemon> daemon)
     : socket_path_(std::move(socket_path)),
+      daemon_(std::move(daemon)),
       channel_(OpenChannel(socket_path_)),
       service_(v1::WeightBrokerService::NewStub(channel_)),
       admin_service_(v1::WeightBrokerAdminService::NewStub(channel_)) {}
 
-absl::Status Connection::WaitUntilConnected(Deadline deadline) const {
-  if (channel_->WaitForConnected(deadline)) return absl::OkStatus();
-  return NoService(socket_path_, "the deadline passed");
-}
-
-absl::Status Connection::Call(Deadline deadline, const std::function<grpc::Status(grpc::ClientContext&)>& call) const {
-  constexpr int kTries = 2;
-  grpc::Status status;
-  for (int i = 0; i < kTries; ++i) {
-    grpc::ClientContext context;
-    context.set_deadline(deadline);
-    status = call(context);
-    if (!IsTransportFailure(status)) break;
-    LeaveBrokenConnection();
+absl::Status Connection::Reach(Deadline deadline) const {
+  // A channel that fails again and again does not say so again.
+  constexpr milliseconds kLookInterval(50);
+  std::optional<Daemon::Started> started;
+  bool hurried = false;
+  while (true) {
+    Deadline look_again = deadline;
+    const grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
+    if (state == GRPC_CHANNEL_READY) {
+      reached_ = true;
+      return absl::OkStatus();
+    }
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+      if (daemon_.has_value() && !SomebodyListens(socket_path_)) {
+        if (started.has_value()) return daemon_->Ended(*started);
+        ASSIGN_OR_RETURN(started, daemon_->Start(Remaining(deadline)));
+        hurried = false;
+      }
+      RETURN_IF_ERROR(CheckWorthWaiting());
+      // What has failed before is tried again at once, not when the channel's back-off ends; but once only.
+      if (!hurried) grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+      hurried = true;
+      look_again = Sooner(deadline, DeadlineIn(kLookInterval));
+    }
+    if (channel_->WaitForStateChange(state, look_again)) continue;
+    if (Remaining(deadline).count() == 0) return NoService(socket_path_, "the deadline passed");
   }
-  return ToStatus(status);
 }
 
-void Connection::LeaveBrokenConnection() const {
-  // A call can fail before the channel has noticed that its connection is gone, and the next one would be put on the
-  // same dead connection.
-  constexpr std::chrono::milliseconds kTimeToNotice(200);
-  if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) return;
-  channel_->WaitForStateChange(GRPC_CHANNEL_READY, DeadlineIn(kTimeToNotice));
+absl::Status Connection::WaitUntilConnected(Deadline deadline) const {
+  if (daemon_.has_value()) return Reach(deadline);
+  if (!channel_->WaitForConnected(deadline)) return NoService(socket_path_, "the deadline passed");
+  reached_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Connection::CheckWorthWaiting() const {
+  if (faccessat(AT_FDCWD, socket_path_.c_str(), W_OK, AT_EACCESS) == 0) return absl::OkStatus();
+  const bool is_missing = errno == ENOENT || errno == ENOTDIR;
+  if (is_missing && reached_) return absl::OkStatus();  // it is being replaced by one with a socket of its own
+  return NoService(socket_path_, strerror(errno));
+}
+
+absl::Status Connection::Call(Deadline deadline, const Try& call) const {
+  Attempts attempts(*this, deadline);
+  while (true) {
+    RETURN_IF_ERROR(attempts.Begin());
+    absl::Status status = Once(deadline, call);
+    if (status.ok() || !attempts.ShallTryAgain(status)) return status;
+  }
+}
+
+absl::Status Connection::CallOnce(Deadline deadline, const Try& call) const {
+  RETURN_IF_ERROR(Reach(deadline));
+  return Once(deadline, call);
+}
+
+absl::Status Connection::Once(Deadline deadline, const Try& call) const {
+  grpc::ClientContext context;
+  context.set_deadline(deadline);
+  return ToStatus(call(context));
+}
+
+void Connection::WaitForChange(Deadline deadline) const {
+  const grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/false);
+  if (state == GRPC_CHANNEL_READY) channel_->WaitForStateChange(state, deadline);
 }
 
 absl::Status Connection::ToStatus(const grpc::Status& status) const {
@@ -108,8 +166,42 @@ absl::Status Connection::ToStatus(const grpc::Status& status) const {
   return FromGrpc(status);
 }
 
+absl::Status Attempts::Begin() const { return connection_.Reach(Sooner(deadline_, DeadlineIn(kMaxAbsence))); }
+
+bool Attempts::ShallTryAgain(const absl::Status& status) {
+  if (HasReason(status, Reason::kDraining)) return ShallOutwaitADrain();
+  // A ticket dies with the broker that gave it, and the next broker cannot know it.
+  const bool lost = HasReason(status, Reason::kServiceUnavailable) || HasReason(status, Reason::kTicketInvalid);
+  return lost && ShallFollowALostOne();
+}
+
+// It will have gone in a moment, and the next one answers on the same socket.
+bool Attempts::ShallOutwaitADrain() {
+  constexpr milliseconds kInterval(50);
+  if (!drained_by_.has_value()) drained_by_ = Sooner(deadline_, DeadlineIn(kMaxAbsence));
+  connection_.WaitForChange(Sooner(*drained_by_, DeadlineIn(kInterval)));
+  return Remaining(*drained_by_).count() > 0;
+}
+
+bool Attempts::ShallFollowALostOne() {
+  // Kills may follow each other closely; but a call that ends every broker that it comes to must not go on.
+  constexpr int kMaxLost = 4;
+  // A call can fail before the channel has noticed that its connection is gone, and the next one would be put on the
+  // same dead connection.
+  constexpr milliseconds kTimeToNotice(200);
+  constexpr milliseconds kPause(10);  // before the third try, then doubled
+  if (++lost_ > kMaxLost) return false;
+  connection_.WaitForChange(Sooner(deadline_, DeadlineIn(kTimeToNotice)));
+  if (lost_ > 1) std::this_thread::sleep_for(std::min(kPause * (1 << (lost_ - 2)), Remaining(deadline_)));
+  return Remaining(deadline_).count() > 0;
+}
+
+// The service never cancels a call by itself, and this library does not ask for what it has cancelled: such a call was
+// cut off by the end of its broker.
 bool IsTransportFailure(const grpc::Status& status) {
-  return status.error_code() == grpc::StatusCode::UNAVAILABLE && status.error_details().empty();
+  const grpc::StatusCode code = status.error_code();
+  return (code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED) &&
+         status.error_details().empty();
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {

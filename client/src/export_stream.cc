@@ -35,8 +35,9 @@ RawMessage::RawMessage(std::string_view bytes) : data_(new char[bytes.size()]), 
   memcpy(data_.get(), bytes.data(), bytes.size());
 }
 
-ExportStream::ExportStream(std::shared_ptr<grpc::Channel> channel, const v1::ExportRequest& request)
+ExportStream::ExportStream(std::shared_ptr<grpc::Channel> channel, const v1::ExportRequest& request, Start start)
     : channel_(std::move(channel)) {
+  context_.set_wait_for_ready(start == Start::kOnceReachable);
   // Corked: metadata, request and half-close leave in one batch. No deadline in the context: the stream is the lease.
   context_.set_initial_metadata_corked(true);
   call_ = grpc::GenericStub(channel_).PrepareCall(&context_, kExportMethod, &queue_);
@@ -65,7 +66,7 @@ absl::StatusOr<std::optional<RawMessage>> ExportStream::Read(Deadline deadline) 
     if (queue_.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::TIMEOUT) {
       Cancel();
       WaitForEnd();
-      return MakeError(Reason::kDeadlineExceeded, "the service did not send the shard's manifest before the deadline");
+      return MakeError(Reason::kDeadlineExceeded, "the service did not answer Export before the deadline");
     }
     if (tag != Tag(Operation::kRead)) continue;
     if (!ok) {

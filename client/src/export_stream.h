@@ -35,7 +35,13 @@ class RawMessage {
 
 class ExportStream {
  public:
-  ExportStream(std::shared_ptr<grpc::Channel> channel, const v1::ExportRequest& request);
+  enum class Start {
+    kConnected,      // fails where no service is connected
+    kOnceReachable,  // waits for one, however long that takes
+  };
+
+  ExportStream(std::shared_ptr<grpc::Channel> channel, const v1::ExportRequest& request,
+               Start start = Start::kConnected);
   ~ExportStream();
   ExportStream(const ExportStream&) = delete;
   ExportStream& operator=(const ExportStream&) = delete;

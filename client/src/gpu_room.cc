@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/src/unregister.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 
@@ -95,13 +96,7 @@ class Room {
   bool Unregister(const std::string& fingerprint) const {
     v1::UnregisterRequest request;
     request.set_fingerprint(fingerprint);
-    v1::UnregisterResponse response;
-    return options_.service
-        ->Call(options_.deadline,
-               [&](grpc::ClientContext& context) {
-                 return options_.service->admin_service().Unregister(&context, request, &response);
-               })
-        .ok();
+    return UnregisterOnce(*options_.service, request, options_.deadline).ok();
   }
 
   absl::Status Full() const {

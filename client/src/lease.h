@@ -1,42 +1,75 @@
-// The hold on a shard: an Export stream that stays open, watched by one thread of its own.
+// The hold on a shard: an Export stream that stays open, watched by one thread of its own, and taken up again with the
+// next broker when the one that granted it has gone.
 //
-//   Lease lease(std::move(stream));          // takes over a stream whose manifest has been read
-//   lease.status()                           // ok; DRAINING once the service says so; why, once it is lost
+//   ASSIGN_OR_RETURN(auto lease, Lease::Start(connection, std::move(stream), header, {60s, on_event}));
+//   lease->status()                          // ok; why not, while it is interrupted and once it is lost
 //
-// Thread-safe. Destruction ends the lease and waits until the stream is closed.
+// held → interrupted → held, as often as brokers end; interrupted → lost, which is final.
+//
+// Thread-safe. Destruction ends the lease and waits until the stream is closed and no event is being told.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/connection.h"
 #include "client/src/export_stream.h"
 #include "common/base/mutex.h"
+#include "weightbroker/client.h"
 
 namespace weightbroker::client {
 
+struct LeaseOptions {
+  std::chrono::milliseconds renewal_deadline;            // after an interruption; 0: a lease is not renewed
+  std::function<void(const LeaseEvent&)> on_event = {};  // on the watching thread; may be empty
+};
+
 class Lease {
  public:
-  explicit Lease(std::unique_ptr<ExportStream> stream);
+  // Takes over a stream whose manifest has been read, and what its header said. SYSTEM_ERROR if there is no thread to
+  // be had.
+  static absl::StatusOr<std::unique_ptr<Lease>> Start(std::shared_ptr<const Connection> connection,
+                                                      std::unique_ptr<ExportStream> stream,
+                                                      const v1::ExportHeader& header, LeaseOptions options);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  // Whether the stream has ended, for whatever reason.
+  // Whether the service no longer counts it, and will not again.
   bool lost() const;
 
+  // Ok while it is held. DRAINING from the moment the service says so.
   absl::Status status() const;
 
  private:
-  void Watch();
-  void TakeEvent(const RawMessage& message);
+  Lease(std::shared_ptr<const Connection> connection, std::unique_ptr<ExportStream> stream,
+        const v1::ExportHeader& header, LeaseOptions options);
 
-  const std::unique_ptr<ExportStream> stream_;
+  void Watch();
+  absl::Status ReadToTheEnd();
+  void TakeEvent(const RawMessage& message);
+  absl::Status Renew();
+  absl::Status TryRenew(Deadline deadline);
+  ExportStream* Replace(std::unique_ptr<ExportStream> stream);
+  bool Pause(std::chrono::milliseconds time);
+  bool stopping() const;
+  void Move(LeaseEvent::Kind kind, absl::Status status);
+
+  const std::shared_ptr<const Connection> connection_;
+  const LeaseOptions options_;
+  v1::ExportRequest renewal_;  // constant after construction
 
   mutable Mutex mutex_;
+  CondVar stopped_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<ExportStream> stream_ ABSL_GUARDED_BY(mutex_);  // read by the watcher alone, who alone replaces it
 
   std::thread watcher_;  // last: it uses all of the above
 };

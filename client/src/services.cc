@@ -35,7 +35,7 @@ absl::StatusOr<Answers> AskAll(const Services& services, const std::vector<std::
                                const v1::FingerprintRequest& request, Deadline deadline) {
   Answers answers;
   for (const std::string& device : devices) {
-    ASSIGN_OR_RETURN(const Connection* const connection, services.For(device));
+    ASSIGN_OR_RETURN(const auto connection, services.For(device));
     RETURN_IF_ERROR(connection->Call(deadline, [&](grpc::ClientContext& context) {
       return connection->service().Fingerprint(&context, request, &answers[device]);
     }));
@@ -58,36 +58,36 @@ absl::StatusOr<std::string> OneFingerprint(const Answers& answers) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Services>> Services::Open(const std::string& socket_path) {
-  const bool per_gpu = socket_path.find(kGpuUuidPlaceholder) != std::string::npos;
-  std::shared_ptr<Services> services(new Services(socket_path, per_gpu));
-  if (!per_gpu) RETURN_IF_ERROR(services->Connect("", socket_path).status());
+absl::StatusOr<std::shared_ptr<Services>> Services::Open(const ConnectionOptions& options) {
+  const bool per_gpu = options.socket_path.find(kGpuUuidPlaceholder) != std::string::npos;
+  std::shared_ptr<Services> services(new Services(options, per_gpu));
+  if (!per_gpu) RETURN_IF_ERROR(services->Connect("", options).status());
   return services;
 }
 
 absl::Status Services::WaitUntilConnected(Deadline deadline) const {
   if (per_gpu_) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const Connection* const connection, Connect("", path_));
+  ASSIGN_OR_RETURN(const auto connection, Connect("", options_));
   return connection->WaitUntilConnected(deadline);
 }
 
-absl::StatusOr<const Connection*> Services::For(const std::string& device) const {
-  if (!per_gpu_) return Connect("", path_);
-  if (!IsGpuUuid(device)) return BadDevice(device, path_);
-  std::string path = path_;
-  path.replace(path.find(kGpuUuidPlaceholder), sizeof(kGpuUuidPlaceholder) - 1, device);
-  return Connect(device, path);
+absl::StatusOr<std::shared_ptr<const Connection>> Services::For(const std::string& device) const {
+  if (!per_gpu_) return Connect("", options_);
+  if (!IsGpuUuid(device)) return BadDevice(device, options_.socket_path);
+  ConnectionOptions own = options_;
+  own.socket_path.replace(own.socket_path.find(kGpuUuidPlaceholder), sizeof(kGpuUuidPlaceholder) - 1, device);
+  if (own.daemon.has_value()) own.daemon->flags.push_back("--devices=" + device);
+  return Connect(device, own);
 }
 
-absl::StatusOr<const Connection*> Services::Connect(const std::string& key, const std::string& path) const {
+absl::StatusOr<std::shared_ptr<const Connection>> Services::Connect(const std::string& key,
+                                                                    const ConnectionOptions& options) const {
   const MutexLock lock(mutex_);
-  std::shared_ptr<Connection>& connection = connections_[key];
+  std::shared_ptr<const Connection>& connection = connections_[key];
   if (connection == nullptr) {
-    auto opened = Connection::Open(path);
-    if (!opened.ok()) return opened.status();
-    connection = *std::move(opened);
+    ASSIGN_OR_RETURN(connection, Connection::Open(options));
   }
-  return connection.get();
+  return connection;
 }
 
 absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, const std::vector<std::string>& devices,

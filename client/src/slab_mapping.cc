@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/memory/host_slab.h"
 
@@ -52,9 +53,15 @@ void SlabMapping::Prefault(int threads) const {
   for (int64_t first = 0; first < granules; first += granules_each) {
     const int64_t begin = first * kGranuleBytes;
     const int64_t end = std::min(size_bytes_, (first + granules_each) * kGranuleBytes);
-    workers.emplace_back([this, begin, end] {
+    const auto populate = [this, begin, end] {
       madvise(const_cast<std::byte*>(data_) + begin, static_cast<size_t>(end - begin), MADV_POPULATE_READ);
-    });
+    };
+    std::thread worker;
+    if (TryStartThread(&worker, populate)) {
+      workers.push_back(std::move(worker));
+    } else {
+      populate();
+    }
   }
   for (std::thread& worker : workers) worker.join();
 }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/start_thread.h"
 #include "common/base/strings.h"
 #include "common/memory/digest.h"
 
@@ -79,7 +80,11 @@ absl::Status VerifyDigests(const std::vector<Tensor>& tensors, int threads) {
     for (size_t i = next++; i < pieces.size(); i = next++) DigestPiece(tensors[pieces[i].tensor], pieces[i], &sums);
   };
   std::vector<std::thread> workers;
-  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  for (int i = 1; i < threads; ++i) {
+    std::thread worker;
+    if (!TryStartThread(&worker, work)) break;  // those that are there do all of it
+    workers.push_back(std::move(worker));
+  }
   work();
   for (std::thread& worker : workers) worker.join();
 

@@ -26,6 +26,10 @@ std::string FormatSeconds(double seconds) {
   return absl::StrFormat("%d min %d s", whole / 60, whole % 60);
 }
 
+std::string FormatCount(int64_t count, const std::string& noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {

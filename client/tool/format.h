@@ -13,6 +13,9 @@ std::string FormatBytes(int64_t bytes);
 // "0.123 s", "2 min 5 s".
 std::string FormatSeconds(double seconds);
 
+// "1 lease", "2 leases".
+std::string FormatCount(int64_t count, const std::string& noun);
+
 // Columns as wide as their widest cell, two spaces between them, no line ends in spaces. The first row is the heading.
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 

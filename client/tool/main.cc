@@ -1,8 +1,10 @@
 // weightbroker: the command-line tool for operators.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "client/tool/inspect.h"
 #include "client/tool/service_commands.h"
@@ -48,7 +50,9 @@ class CommandLine {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? kDone : kUsage;
+      const bool done = app_.exit(error) == 0;
+      if (!done) HintAtOrder(argc, argv);
+      return done ? kDone : kUsage;
     }
     service_.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds_ * 1000));
     register_.load_timeout = std::chrono::milliseconds(static_cast<int64_t>(load_timeout_seconds_ * 1000));
@@ -56,6 +60,17 @@ class CommandLine {
   }
 
  private:
+  // A flag of a command is a usage error in front of it, and what CLI11 says of that names the flag only.
+  void HintAtOrder(int argc, char** argv) const {
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty() || words[0].rfind('-', 0) != 0) return;
+    for (const CLI::App* command : app_.get_subcommands(nullptr)) {
+      const std::string name = command->get_name();
+      if (std::find(words.begin(), words.end(), name) == words.end()) continue;
+      fprintf(stderr, "hint: flags stand behind the command: weightbroker %s %s ...\n", name.c_str(), words[0].c_str());
+    }
+  }
+
   void AddServiceFlags(CLI::App* command) {
     command
         ->add_option("--socket", service_.socket,

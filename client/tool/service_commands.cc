@@ -10,10 +10,13 @@
 #include "absl/strings/str_join.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
+#include "client/src/unregister.h"
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/base/strings.h"
+#include "common/checkpoint/quote.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -24,11 +27,6 @@ using google::protobuf::RepeatedPtrField;
 using google::protobuf::util::TimeUtil;
 
 constexpr size_t kShortFingerprint = 12;  // unregister takes a prefix of 8 digits or more
-
-std::string WithoutPrefix(std::string name, std::string_view prefix) {
-  if (name.compare(0, prefix.size(), prefix) == 0) name.erase(0, prefix.size());
-  return name;
-}
 
 std::string StateName(v1::WeightSetState state) {
   return WithoutPrefix(v1::WeightSetState_Name(state), "WEIGHT_SET_STATE_");
@@ -50,7 +48,7 @@ std::vector<std::string> DescribeSet(const v1::WeightSet& set) {
           FormatBytes(bytes),
           absl::StrCat(leases),
           set.load_seconds() > 0 ? FormatSeconds(set.load_seconds()) : "",
-          set.spec().model()};
+          Printable(set.spec().model())};
 }
 
 void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
@@ -96,7 +94,7 @@ void PrintHealth(const v1::HealthResponse& health) {
 // Connects, makes one unary call, and prints its response with `print`.
 template <typename Response, typename Call, typename Print>
 ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
-  const auto connection = Connection::Open(flags.socket);
+  const auto connection = Connection::Open({.socket_path = flags.socket});
   if (!connection.ok()) return PrintError(connection.status(), flags.json);
   Response response;
   const absl::Status status = (*connection)->Call(DeadlineIn(flags.timeout), [&](grpc::ClientContext& context) {
@@ -122,11 +120,16 @@ v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
 }
 
 absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const RegisterFlags& flags) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open(service.socket));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
   ProgressPrinter progress;
   return client::RegisterAndWait(*connection, ToRequest(flags),
                                  DeadlineIn(flags.wait ? flags.load_timeout : service.timeout),
                                  [&progress](const LoadProgress& now) { progress.Show(now); });
+}
+
+absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, const v1::UnregisterRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  return client::UnregisterOnce(*connection, request, DeadlineIn(service.timeout));
 }
 
 }  // namespace
@@ -146,15 +149,17 @@ ExitCode RunUnregister(const ServiceFlags& service, const UnregisterFlags& flags
   v1::UnregisterRequest request;
   request.set_fingerprint(flags.fingerprint);
   request.set_force(flags.force);
-  return RunUnary<v1::UnregisterResponse>(
-      service,
-      [&](const Connection& connection, grpc::ClientContext& context, v1::UnregisterResponse* response) {
-        return connection.admin_service().Unregister(&context, request, response);
-      },
-      [](const v1::UnregisterResponse& response) {
-        PrintSet(response.weight_set());
-        if (response.ended_lease_count() > 0) printf("leases ended by force: %d\n", response.ended_lease_count());
-      });
+  const absl::StatusOr<v1::UnregisterResponse> response = Unregister(service, request);
+  if (!response.ok()) return PrintError(response.status(), service.json);
+  if (service.json) {
+    PrintJson(*response);
+    return kDone;
+  }
+  PrintSet(response->weight_set());
+  if (response->ended_lease_count() > 0) {
+    printf("ended by force: %s\n", FormatCount(response->ended_lease_count(), "lease").c_str());
+  }
+  return kDone;
 }
 
 ExitCode RunList(const ServiceFlags& service) {

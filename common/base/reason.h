@@ -55,6 +55,7 @@ namespace weightbroker {
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
+  X(kGenerationMismatch, "GENERATION_MISMATCH", kFailedPrecondition)         \
   X(kStillLoading, "STILL_LOADING", kUnavailable)                            \
   X(kWeightSetUnknown, "WEIGHT_SET_UNKNOWN", kNotFound)                      \
   X(kWeightSetAmbiguous, "WEIGHT_SET_AMBIGUOUS", kInvalidArgument)           \
@@ -72,6 +73,7 @@ namespace weightbroker {
   X(kDraining, "DRAINING", kUnavailable)                                     \
   X(kServiceUnknown, "SERVICE_UNKNOWN", kNotFound)                           \
   X(kServiceUnavailable, "SERVICE_UNAVAILABLE", kUnavailable)                \
+  X(kServiceNotStarted, "SERVICE_NOT_STARTED", kUnavailable)                 \
   X(kDeadlineExceeded, "DEADLINE_EXCEEDED", kDeadlineExceeded)               \
   X(kKeeperRefused, "KEEPER_REFUSED", kFailedPrecondition)                   \
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/quote.h"
 #include "common/load/read_plan.h"
@@ -81,15 +82,11 @@ class LoadRun {
         items_(PlanReads(plan, options.chunk_bytes)),
         sums_(plan.tensors.size()) {}
 
-  // Runs the readers to their end, reporting from this thread meanwhile.
+  // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
     const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), static_cast<int>(items_.size()));
-    {
-      MutexLock lock(mutex_);
-      running_ = thread_count;
-    }
-    std::vector<std::thread> threads;
-    for (int i = 0; i < thread_count; ++i) threads.emplace_back([this] { ReadUntilDone(); });
+    std::vector<std::thread> threads = StartReaders(thread_count);
+    if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
     }
@@ -103,6 +100,32 @@ class LoadRun {
   const std::vector<DigestAccumulator>& sums() const { return sums_; }
 
  private:
+  // As many as the system allows.
+  std::vector<std::thread> StartReaders(int count) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) {
+      CountReader();
+      std::thread thread;
+      if (!TryStartThread(&thread, [this] { ReadUntilDone(); })) {
+        DiscountReader();
+        break;
+      }
+      threads.push_back(std::move(thread));
+    }
+    if (threads.empty()) CountReader();  // the caller
+    return threads;
+  }
+
+  void CountReader() {
+    MutexLock lock(mutex_);
+    ++running_;
+  }
+
+  void DiscountReader() {
+    MutexLock lock(mutex_);
+    if (--running_ == 0) ended_.NotifyAll();
+  }
+
   void ReadUntilDone() {
     const ReadBuffer buffer(options_.chunk_bytes);
     while (!stop_) {
@@ -110,8 +133,7 @@ class LoadRun {
       if (next >= items_.size()) break;
       if (absl::Status status = ReadItemInto(items_[next], buffer.bytes()); !status.ok()) Fail(std::move(status));
     }
-    MutexLock lock(mutex_);
-    if (--running_ == 0) ended_.NotifyAll();
+    DiscountReader();
   }
 
   absl::Status ReadItemInto(const ReadItem& item, std::span<std::byte> buffer) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the quickstart's table from the reports that its steps left.
 
-    table.py FOLDER     with plain.json, register.json, engine.json, stub_engine.json, shared.json
+    table.py FOLDER     with plain.json, register.json, engine.json, stub_engine.json, shared.json, killed.json
 
 Every figure is of this run. Nothing is judged: machines differ.
 """
@@ -21,9 +21,9 @@ def mebibytes(size):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    plain, register, engine, stub, shared = (
+    plain, register, engine, stub, shared, killed = (
         json.loads((folder / f"{name}.json").read_text().splitlines()[0])
-        for name in ("plain", "register", "engine", "stub_engine", "shared"))
+        for name in ("plain", "register", "engine", "stub_engine", "shared", "killed"))
 
     def both(figure):
         return f"{milliseconds(figure(engine))} / {milliseconds(figure(stub))}"
@@ -39,6 +39,10 @@ def main():
         ("mapped by the two engines, counted for each (Rss)", mebibytes(shared["rss_bytes"])),
         ("in memory for both, each page counted once (Pss)", mebibytes(shared["pss_bytes"])),
         ("shared, thus saved", mebibytes(shared["rss_bytes"] - shared["pss_bytes"])),
+        ("broker killed (SIGKILL) while both read: alive", f"{killed['engines_alive']} of {killed['engines']} engines"),
+        ("  until a new process was answered by the next", milliseconds(killed["serving_seconds"])),
+        ("  a third engine's attach", milliseconds(killed["third_attach_seconds"])),
+        ("  checkpoint bytes read by the next broker", f"{killed['checkpoint_bytes']}"),
     ]
     width = max(len(name) for name, _ in rows)
     print("-" * (width + 24))

@@ -16,9 +16,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::ListWeightSets(grpc::CallbackServerC
                                                            v1::ListWeightSetsResponse* response) {
   auto* const reactor = grpc_context->DefaultReactor();
   CallRecord record(context_, RpcMethod::kListWeightSets, grpc_context->peer());
-  const absl::Status status = record.CheckCaller();
+  absl::Status status = record.CheckCaller();
   if (status.ok()) {
     for (v1::WeightSet& set : context_.registry->List()) *response->add_weight_sets() = std::move(set);
+    status = context_.registry->CheckServing();
   }
   reactor->Finish(record.End(status));
   return reactor;
@@ -50,7 +51,9 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Unregister(grpc::CallbackServerConte
 
 absl::Status AdminServiceImpl::AnswerUnregister(const v1::UnregisterRequest& request,
                                                 v1::UnregisterResponse* response) const {
-  ASSIGN_OR_RETURN(const WeightSetRef set, context_.registry->FindByPrefix(request.fingerprint()));
+  const absl::StatusOr<WeightSetRef> found = context_.registry->FindByPrefix(request.fingerprint());
+  RETURN_IF_ERROR(context_.registry->CheckServing());
+  ASSIGN_OR_RETURN(const WeightSetRef set, found);
   if (request.force()) {
     context_.loads->Cancel(set, MakeError(Reason::kCancelled, "an operator unregistered the weight set by force"));
   }

@@ -48,6 +48,10 @@ void ExportCall::Start() {
 absl::Status ExportCall::StartExport() {
   RETURN_IF_ERROR(record().CheckCaller());
   if (!request_parsed_) return MakeError(Reason::kInvalidArgument, "the request is not an ExportRequest");
+  if (request_.has_renewal() && !(request_.has_fingerprint() && request_.hold())) {
+    return MakeError(Reason::kInvalidArgument, "a renewal names its weight set by fingerprint, and holds it",
+                     {{"field", "renewal"}});
+  }
   switch (request_.target_case()) {
     case v1::ExportRequest::kFingerprint:
       return ExportByFingerprint();
@@ -103,14 +107,34 @@ absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
   RETURN_IF_ERROR(CheckHandleKindCount(request_.handle_kinds_size()));
   std::vector<v1::HandleKind> kinds;
   for (const int kind : request_.handle_kinds()) kinds.push_back(static_cast<v1::HandleKind>(kind));
+  if (request_.has_renewal()) RETURN_IF_ERROR(CheckRenewal(set));
   return request_.hold() ? Grant(set, kinds) : ShowOnly(set, kinds);
+}
+
+// A registration is resident once and never again, so what holds here still does when the lease is taken.
+absl::Status ExportCall::CheckRenewal(const WeightSetRef& set) const {
+  const v1::LeaseRenewal& renewal = request_.renewal();
+  const WeightSetView view = context_.registry->View(set);
+  google::protobuf::Timestamp resident_time;
+  SetTimestamp(view.resident_time, &resident_time);
+  if (renewal.generation() == view.generation && renewal.resident_time().seconds() == resident_time.seconds() &&
+      renewal.resident_time().nanos() == resident_time.nanos()) {
+    return absl::OkStatus();
+  }
+  return MakeError(Reason::kGenerationMismatch,
+                   absl::StrCat("the lease was on generation ", renewal.generation(), " of the weight set ",
+                                set->fingerprint().hash, ", which has been released; the present one is generation ",
+                                view.generation, ", in other memory: attach again to share it"),
+                   {{"fingerprint", set->fingerprint().hash},
+                    {"wanted_generation", absl::StrCat(renewal.generation())},
+                    {"generation", absl::StrCat(view.generation)}});
 }
 
 absl::Status ExportCall::ShowOnly(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds) {
   ASSIGN_OR_RETURN(const auto shard, context_.registry->Look(set, request_.rank(), kinds));
   v1::ExportHeader header;
-  header.set_generation(context_.registry->View(set).generation);
-  SendShard(std::move(header), *set, *shard);
+  SendHeader(&header, set, *shard);
+  SendManifest(*shard);
   context_.metrics->CountExport(ExportResult::kLooked);
   End(absl::OkStatus());
   return absl::OkStatus();
@@ -123,22 +147,20 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
                                       if (self != nullptr) self->OnLeaseEnded(message);
                                     }));
   const std::shared_ptr<const Shard> shard = lease.shard();
+  const bool renewed = request_.has_renewal();
   v1::ExportHeader header;
-  header.set_generation(lease.generation());
   header.set_lease_id(lease.id());
-  const Ticket ticket = context_.tickets->Issue(
-      {.uid = record().peer().uid, .lease_id = lease.id(), .fds = shard->slab_fds}, context_.ticket_lifetime);
-  header.set_ticket(ticket.data(), ticket.size());
-  SetTimestamp(context_.clock->WallNow() + context_.ticket_lifetime, header.mutable_ticket_expire_time());
-  Log(LogLevel::kInfo, "export.granted",
+  if (!renewed) AddTicket(*shard, &header);
+  Log(LogLevel::kInfo, renewed ? "export.renewed" : "export.granted",
       {{"lease", absl::StrCat(lease.id())},
        {"fingerprint", set->fingerprint().hash},
        {"rank", absl::StrCat(shard->rank)},
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
-  context_.metrics->CountExport(ExportResult::kGranted);
+  context_.metrics->CountExport(renewed ? ExportResult::kRenewed : ExportResult::kGranted);
   if (!KeepLease(std::move(lease))) return absl::OkStatus();
-  SendShard(std::move(header), *set, *shard);
+  SendHeader(&header, set, *shard);
+  if (!renewed) SendManifest(*shard);
 
   std::optional<std::string> ended;
   {
@@ -161,21 +183,37 @@ bool ExportCall::KeepLease(Lease lease) {
   return false;
 }
 
-void ExportCall::SendShard(v1::ExportHeader header, const WeightSetEntry& set, const Shard& shard) {
-  header.set_fingerprint(set.fingerprint().hash);
-  header.set_rank(shard.rank);
-  header.set_device(shard.device);
-  *header.mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
-  header.set_tensor_count(shard.tensor_count);
+void ExportCall::AddTicket(const Shard& shard, v1::ExportHeader* header) const {
+  const Ticket ticket = context_.tickets->Issue(
+      {.uid = record().peer().uid, .lease_id = header->lease_id(), .fds = shard.slab_fds}, context_.ticket_lifetime);
+  header->set_ticket(ticket.data(), ticket.size());
+  SetTimestamp(context_.clock->WallNow() + context_.ticket_lifetime, header->mutable_ticket_expire_time());
+}
+
+// `header` has what is of the lease; the rest is of the set.
+void ExportCall::SendHeader(v1::ExportHeader* header, const WeightSetRef& set, const Shard& shard) {
+  const WeightSetView view = context_.registry->View(set);
+  header->set_fingerprint(set->fingerprint().hash);
+  header->set_generation(view.generation);
+  SetTimestamp(view.resident_time, header->mutable_resident_time());
+  header->set_rank(shard.rank);
+  header->set_device(shard.device);
+  *header->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  header->set_tensor_count(shard.tensor_count);
   v1::ExportResponse response;
-  *response.mutable_header() = std::move(header);
+  *response.mutable_header() = std::move(*header);
   Send(Serialize(response));
+}
+
+void ExportCall::SendManifest(const Shard& shard) {
   for (const std::string_view frame : shard.manifest->frames()) Send(ShareFrame(frame, shard.manifest));
 }
 
 void ExportCall::Refuse(const absl::Status& status) {
   context_.metrics->CountExport(ExportResult::kRefused);
-  End(status);
+  const bool is_about_the_set = absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
+  const absl::Status serving = context_.registry->CheckServing();
+  End(is_about_the_set && !serving.ok() ? serving : status);
 }
 
 // The registry has ended the lease, or wants it back: say so once the caller has all of the manifest, and give it back

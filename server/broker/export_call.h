@@ -1,5 +1,5 @@
 // One Export call: a lease for as long as the stream is open, the header with the ticket, the manifest's frames as they
-// were serialized when the shard was loaded, then events.
+// were serialized when the shard was loaded, then events. A renewal has neither ticket nor manifest.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -36,7 +36,10 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   absl::Status ExportSet(const WeightSetRef& set);
   absl::Status Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
   absl::Status ShowOnly(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
-  void SendShard(v1::ExportHeader header, const WeightSetEntry& set, const Shard& shard);
+  absl::Status CheckRenewal(const WeightSetRef& set) const;
+  void AddTicket(const Shard& shard, v1::ExportHeader* header) const;
+  void SendHeader(v1::ExportHeader* header, const WeightSetRef& set, const Shard& shard);
+  void SendManifest(const Shard& shard);
   bool KeepLease(Lease lease);
   void Refuse(const absl::Status& status);
   void OnLeaseEnded(const std::string& message);

@@ -29,6 +29,7 @@ namespace {
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
     "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
+constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
 constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
                                                    refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
                                                    refusal::kTicketInvalid,    refusal::kReplyTimeout};
@@ -163,7 +164,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
-  for (const char* result : {"granted", "looked", "refused"}) exports_.Add({{"result", result}});
+  for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
 
@@ -201,8 +202,7 @@ void Metrics::CountAdoptions(AdoptionResult result, int count) {
 }
 
 void Metrics::CountExport(ExportResult result) {
-  constexpr const char* kNames[] = {"granted", "looked", "refused"};
-  exports_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
+  exports_.Add({{"result", kExportResults[static_cast<size_t>(result)]}}).Increment();
 }
 
 void Metrics::CountRefusal(const std::string& reason) {

@@ -63,7 +63,7 @@ struct MetricInfo {
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
-    "Exports: granted (with a lease), looked (without), refused.")                                                  \
+    "Exports: granted (with a lease), renewed (a lease that ended with its broker), looked (without), refused.")    \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -99,7 +99,7 @@ std::string_view RpcMethodName(RpcMethod method);
 
 enum class LoadResult { kResident, kFailed, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
-enum class ExportResult { kGranted, kLooked, kRefused };
+enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
 
 // What is read at the moment of a scrape.
 struct GaugeValues {

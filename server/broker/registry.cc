@@ -447,6 +447,11 @@ void Registry::BeginDrain() {
   Call(callbacks);
 }
 
+absl::Status Registry::CheckServing() const {
+  MutexLock lock(mutex_);
+  return draining_ ? DrainingError() : absl::OkStatus();
+}
+
 Subscription Registry::Subscribe(const WeightSetRef& set, std::function<void()> changed) {
   MutexLock lock(mutex_);
   const int64_t id = ++last_subscription_id_;

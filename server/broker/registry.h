@@ -90,6 +90,7 @@ using WeightSetRef = std::shared_ptr<WeightSetEntry>;
 struct WeightSetView {
   v1::WeightSetState state = v1::WEIGHT_SET_STATE_UNSPECIFIED;
   int64_t generation = 0;
+  std::chrono::system_clock::time_point resident_time;  // the epoch until it is resident
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;
   double rate_bytes_per_second = 0;
@@ -269,6 +270,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Lets nobody in any more and ends every lease; each set is released here when its last lease is dropped. The vault
   // keeps what it has, for the next broker.
   void BeginDrain();
+
+  // DRAINING from then on: that a set is not here any more says nothing of the next broker. To be asked after the set
+  // has been looked for.
+  absl::Status CheckServing() const;
 
   // ---- Watching.
 

@@ -245,7 +245,8 @@ absl::Status Registry::CheckNotLeased(const WeightSetEntry& set) const {
   if (leases == 0) return absl::OkStatus();
   return MakeError(Reason::kLeased,
                    absl::StrCat("weight set ", set.fingerprint().hash, " has ", leases,
-                                " leases: stop the engines that hold them, or use force"),
+                                leases == 1 ? " lease: stop the engine that holds it, or use force"
+                                            : " leases: stop the engines that hold them, or use force"),
                    {{"fingerprint", set.fingerprint().hash}, {"lease_count", absl::StrCat(leases)}});
 }
 

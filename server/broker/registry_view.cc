@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/strings.h"
 #include "server/broker/registry.h"
 #include "server/broker/timestamp.h"
 
@@ -61,6 +62,7 @@ WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   WeightSetView view;
   view.state = set.state_;
   view.generation = set.residency_.generation;
+  view.resident_time = set.residency_.resident_time;
   view.done_bytes = set.done_bytes_;
   view.total_bytes = set.read_bytes_;
   view.failure = set.failure_;

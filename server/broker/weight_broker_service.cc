@@ -61,6 +61,7 @@ absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintReq
   const WeightSetRef same = context_.registry->Find(resolved.fingerprint.hash);
   response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
   if (response->resident()) return absl::OkStatus();
+  RETURN_IF_ERROR(context_.registry->CheckServing());
   if (auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model());
       closest.has_value() && !closest->differences.empty()) {
     response->set_compared_with(closest->set->fingerprint().hash);

@@ -107,6 +107,7 @@ absl::Status ReadKeeper(const FlagReader& flags, BrokerConfig* config) {
     return CheckSocketPath(path);
   }));
   config->no_broker = flags.IsTrue("no_broker");
+  config->detach = flags.IsTrue("detach");
   if (config->no_broker && config->keeper_socket.empty()) {
     return MakeError(Reason::kConfigurationInvalid,
                      "--no_broker: needs --keeper_socket, without which no broker could reach weightbrokerd",

@@ -51,6 +51,7 @@ struct BrokerConfig {
 
   std::string keeper_socket;  // empty: none
   bool no_broker = false;     // only with keeper_socket
+  bool detach = false;
   std::chrono::milliseconds broker_ping_interval{1'000};
   std::chrono::milliseconds broker_ping_timeout{5'000};    // 0: never
   std::chrono::milliseconds broker_start_timeout{30'000};  // 0: never

@@ -54,6 +54,8 @@ constexpr FlagRow kRows[] = {
      "the "
      "other connects"},
     {"no_broker", kSwitch, kCommandLine, "", "", "weightbrokerd starts no broker and waits for one on keeper_socket"},
+    {"detach", kSwitch, kCommandLine, "", "",
+     "weightbrokerd goes on in the background, in a session of its own, and the command ends once it has the socket"},
     {"broker_ping_interval", kText, kEverywhere, "TIME", "1s",
      "How often weightbrokerd asks the broker whether it is alive: a number with ms, s or m"},
     {"broker_ping_timeout", kText, kEverywhere, "TIME", "5s",

@@ -1,11 +1,12 @@
 // weightbrokerd: what an operator starts. Keeps model weights resident and runs the broker that serves them, whose
 // flags it takes: see docs/keeper.md. Exits 0 after a clean stop, 2 for an invalid configuration, 1 if the socket is
-// not to be had, and refuses an upgrade with 3.
+// not to be had, 4 if a live service has it, and refuses an upgrade with 3.
 #include <limits.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +14,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/error.h"
 #include "common/base/log.h"
 #include "server/config/config.h"
+#include "server/keeper/detach.h"
 #include "server/keeper/keeper.h"
 #include "server/keeper/startup_pages.h"
 
@@ -25,6 +28,7 @@ constexpr char kProgram[] = "weightbrokerd";
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 constexpr int kCannotTakeOver = 3;
+constexpr int kSocketInUse = 4;
 
 // The absolute path by which this program was called, its symlinks as they are.
 std::string FindProgram(const std::string& name) {
@@ -41,11 +45,18 @@ std::string FindProgram(const std::string& name) {
   return name;
 }
 
-// An earlier upgrade's descriptor is not the next one's.
+// An earlier upgrade's descriptor is not the next one's, and what is detached is so for good.
 std::vector<std::string> ArgumentsToPassOn(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
-  std::erase_if(arguments, [](const std::string& argument) { return absl::StartsWith(argument, "--resume_fd="); });
+  std::erase_if(arguments, [](const std::string& argument) {
+    return absl::StartsWith(argument, "--resume_fd=") || argument == "--detach" || argument == "--detach=true";
+  });
   return arguments;
+}
+
+int Fail(const absl::Status& status) {
+  fprintf(stderr, "%s: %s\n", kProgram, std::string(status.message()).c_str());
+  return HasReason(status, Reason::kSocketInUse) ? kSocketInUse : kFailed;
 }
 
 int Main(int argc, char** argv) {
@@ -59,11 +70,16 @@ int Main(int argc, char** argv) {
   }
   SetLogProgram("keeper");
   SetLogLevel(config->log_level);
-  auto keeper = Keeper::Start(*std::move(config), {FindProgram(argv[0]), ArgumentsToPassOn(argc, argv)});
-  if (!keeper.ok()) {
-    fprintf(stderr, "%s: %s\n", kProgram, std::string(keeper.status().message()).c_str());
-    return kFailed;
+  std::optional<Detached> detached;
+  if (config->detach) {
+    auto entered = Detached::Enter();
+    if (!entered.ok()) return Fail(entered.status());
+    detached = *std::move(entered);
   }
+  auto keeper = Keeper::Start(*std::move(config), {FindProgram(argv[0]), ArgumentsToPassOn(argc, argv)});
+  const int start_code = keeper.ok() ? 0 : Fail(keeper.status());
+  if (detached.has_value()) std::move(*detached).Report(start_code);
+  if (!keeper.ok()) return start_code;
   ForgetStartupPages();
   return (*keeper)->Run();
 }

@@ -48,7 +48,7 @@ TEST(Sigterm, DrainsAndEndsWithoutAnError) {
   const ExitStatus exit = service.program().Wait();
 
   EXPECT_TRUE(exit.success()) << exit.ToString() << "\n" << service.program().Errors();
-  EXPECT_TRUE(Eventually([&] { return weights->lease_lost(); }));
+  EXPECT_TRUE(Eventually([&] { return !weights->lease_status().ok(); }));
   EXPECT_EQ(weights->lease_status().reason(), "DRAINING") << weights->lease_status().ToString();
   EXPECT_TRUE(weights->Verify().ok()) << "what is mapped outlives the service";
 }

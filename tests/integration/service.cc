@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "client/src/attach.h"
+#include "client/src/unregister.h"
 #include "tests/support/checkpoint_builder.h"
 
 namespace weightbroker::testing {
@@ -25,6 +26,15 @@ using std::chrono::seconds;
 std::vector<std::string> Join(std::vector<std::string> first, const std::vector<std::string>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
+}
+
+// On a free port, unless the flags say where.
+std::vector<std::string> WithMetrics(std::vector<std::string> flags) {
+  constexpr std::string_view kFlag = "--metrics_address";
+  const bool given = std::any_of(flags.begin(), flags.end(),
+                                 [&](const std::string& flag) { return flag.compare(0, kFlag.size(), kFlag) == 0; });
+  if (!given) flags.push_back(std::string(kFlag) + "=127.0.0.1:0");
+  return flags;
 }
 
 struct ProcessEntry {
@@ -60,9 +70,8 @@ Service::Service(const std::vector<std::string>& flags) : socket_(folder_ / "wei
   std::filesystem::create_directory(folder_ / "models");
   program_ = std::make_unique<Program>(
       "weightbrokerd",
-      Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models"), "--metrics_address", "127.0.0.1:0"},
-           flags));
-  connection_ = *Connection::Open(socket_);
+      WithMetrics(Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models")}, flags)));
+  connection_ = *Connection::Open({.socket_path = socket_});
   if (!connection_->WaitUntilConnected(DeadlineIn(kPatience)).ok() || !Health().ok()) {
     fprintf(stderr, "the service does not answer:\n%s\n", program_->Errors().c_str());
     abort();
@@ -109,12 +118,7 @@ absl::StatusOr<v1::UnregisterResponse> Service::Unregister(const std::string& fi
   v1::UnregisterRequest request;
   request.set_fingerprint(fingerprint);
   request.set_force(force);
-  v1::UnregisterResponse response;
-  const absl::Status status = connection_->Call(DeadlineIn(seconds(10)), [&](grpc::ClientContext& context) {
-    return connection_->admin_service().Unregister(&context, request, &response);
-  });
-  if (!status.ok()) return status;
-  return response;
+  return client::UnregisterOnce(*connection_, request, DeadlineIn(seconds(10)));
 }
 
 Result<MappedWeights> Service::Attach(const std::string& model, const std::string& torch_version) const {

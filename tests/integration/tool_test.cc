@@ -90,6 +90,23 @@ TEST_F(ToolTest, ExitsWithTwoForWrongUsage) {
   EXPECT_EQ(RunProgram("weightbroker", {"--help"}).exit.code, 0);
 }
 
+TEST_F(ToolTest, SaysThatFlagsStandBehindTheCommand) {
+  const Finished list = RunProgram("weightbroker", {"--socket", service_.socket(), "list"});
+
+  EXPECT_EQ(list.exit.code, 2);
+  EXPECT_THAT(list.errors, HasSubstr("weightbroker list --socket ..."));
+}
+
+TEST_F(ToolTest, ListsAPathWithoutTheControlCharactersInIt) {
+  CheckpointBuilder().Tensor("w", "BF16", {2, 2}).Write(service_.NewModel("clear\x1b[2J\nscreen"));
+  ASSERT_EQ(Tool("register", {"models:clear\x1b[2J\nscreen", "--torch_version", "any"}).exit.code, 0);
+
+  const Finished list = Tool("list");
+
+  EXPECT_THAT(list.output, HasSubstr("clear\\x1b[2J\\x0ascreen"));
+  EXPECT_THAT(list.output, Not(HasSubstr("\x1b")));
+}
+
 TEST_F(ToolTest, InspectsOffline) {
   const Finished folder = RunProgram("weightbroker", {"inspect", service_.ModelFolder("small"), "--json"});
   const Finished file =

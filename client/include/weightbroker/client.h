@@ -31,6 +31,7 @@ class ClientState;
 enum class Mode {
   kOff,     // load from disk in this process, with the service's own reader, checks and loader
   kClient,  // attach to a running service
+  kDaemon,  // the same, after starting one where none answers; of many processes that do so at once, one does it
 };
 
 // What Attach does when the service cannot give the weights.
@@ -46,6 +47,17 @@ enum class HandleKind : int32_t {
   kCudaIpc = 3,    // GPU memory that can be mapped while the process that made it lives; writable
 };
 
+// How Mode::kDaemon starts a service. It is detached: it goes on when this process has ended, until it gets SIGTERM.
+struct DaemonOptions {
+  // The path of weightbrokerd. Empty: $WEIGHTBROKERD, else the one beside this process's program.
+  std::string program;
+  // Its flags, besides --socket and a --model_roots for each of ClientOptions::model_roots. Only the process that
+  // starts it is heard.
+  std::vector<std::string> flags;
+  // Where its log lines go, appended. Empty: the socket's path and ".log".
+  std::string log_path;
+};
+
 struct ClientOptions {
   Mode mode = Mode::kOff;
   // The engine's torch version, or the literal "any" for an engine whose weights do not depend on it. Required, because
@@ -55,8 +67,9 @@ struct ClientOptions {
   // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. With "{gpu_uuid}" in it there is one service for each GPU: see
   // AttachOptions::devices.
   std::string socket_path;
-  // Folders by name, for specs "name:relative/path" that are loaded from disk; the service has its own.
+  // Folders by name, for specs "name:relative/path" that are loaded from disk; a running service has its own.
   std::map<std::string, std::string> model_roots;
+  DaemonOptions daemon;  // for Mode::kDaemon
 };
 
 // Which weights are meant. Everything in it is part of the fingerprint.
@@ -75,6 +88,18 @@ struct LoadProgress {
   double rate_bytes_per_second = 0;
 };
 
+// What happens to the hold on attached weights after Attach has returned. Mapped memory stays valid whatever it is.
+struct LeaseEvent {
+  enum class Kind {
+    kDraining,     // the service says that it takes the weight set, or itself, down
+    kInterrupted,  // the lease has ended, with its broker or by an operator; it is being renewed
+    kRenewed,      // the service counts this mapping again
+    kLost,         // the weight set has been released, or the service stayed away too long; nothing follows
+  };
+  Kind kind = Kind::kLost;
+  Status why;  // ok for kRenewed
+};
+
 // When pages of attached memory are mapped into the process.
 enum class Prefault {
   kNone,      // on first touch, one by one
@@ -87,7 +112,8 @@ struct AttachOptions {
   bool register_if_missing = false;
   // Called on the attaching thread while the service loads, at least twice a second. May be empty.
   std::function<void(const LoadProgress&)> on_progress;
-  // For everything but loading: to reach the service, and to have every tensor's address.
+  // For everything but loading: to reach the service or, in Mode::kDaemon, start one; and to have every tensor's
+  // address.
   std::chrono::milliseconds deadline{10'000};
   // For the service to load the weights, where register_if_missing asks for it.
   std::chrono::milliseconds load_deadline{3'600'000};
@@ -111,25 +137,34 @@ struct AttachOptions {
   Prefault prefault = Prefault::kNone;
   // For prefaulting and for reading from disk; 0 chooses.
   int threads = 0;
+  // How long after its interruption a lease may be renewed: a service that is being replaced is back sooner. 0: it is
+  // lost at once.
+  std::chrono::milliseconds lease_renewal_deadline{60'000};
+  // Called on a thread of this library, one event after the other, and not once the weights have been destroyed. It
+  // must not destroy them. May be empty.
+  std::function<void(const LeaseEvent&)> on_lease_event;
 };
 
 class WEIGHTBROKER_EXPORT Client {
  public:
-  // Checks the options and, in Mode::kClient, begins to connect without waiting: that no service answers is found by
-  // the first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path can be derived.
+  // Checks the options and, unless in Mode::kOff, begins to connect without waiting: that no service answers is found,
+  // or changed, by the first call. ENVIRONMENT_REQUIRED without a torch version; SOCKET_PATH_INVALID if no socket path
+  // can be derived.
   static Result<Client> Create(const ClientOptions& options);
 
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
   ~Client();  // weights that were attached stay mapped and leased
 
-  // Waits until the service is reached. SERVICE_UNAVAILABLE after `deadline`; at once, ok, in Mode::kOff.
+  // Waits until the service is reached. SERVICE_UNAVAILABLE after `deadline`; SERVICE_NOT_STARTED in Mode::kDaemon,
+  // with the last lines of the log; at once, ok, in Mode::kOff.
   Status WaitUntilConnected(std::chrono::milliseconds deadline) const;
 
-  // Makes every tensor of `spec` addressable. A call in flight when the service dies is tried once more. Fails with the
-  // service's reason (NOT_RESIDENT, FINGERPRINT_MISMATCH with every differing field in metadata, ...), or, with
-  // Fallback::kDisk, only if loading from disk fails too. What the service sends is not trusted: PROTOCOL_ERROR if the
-  // manifest or the memory are not what they must be.
+  // Makes every tensor of `spec` addressable. A service that is being replaced is waited for, and a call that was in
+  // flight is made again, within the deadline. Fails with the service's reason (NOT_RESIDENT, FINGERPRINT_MISMATCH with
+  // every differing field in metadata, ...), or, with Fallback::kDisk, only if loading from disk fails too (then with
+  // the disk's reason, and the service's in metadata["service_reason"]). What the service sends is not trusted:
+  // PROTOCOL_ERROR if the manifest or the memory are not what they must be.
   // With a GPU also DEVICE_MISMATCH naming both UUIDs, HANDLE_STALE where a CUDA IPC handle's maker has gone,
   // GPU_UNAVAILABLE, DRIVER_TOO_OLD, DEVICE_UNKNOWN, CUDA_ERROR; and from disk MEMORY_EXHAUSTED with need, have and
   // who holds the rest.

@@ -81,12 +81,13 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   // How often the service has made this fingerprint resident, this time included; 0 from disk.
   int64_t generation() const;
 
-  // Whether the service no longer counts this mapping (it died, or the set was unregistered by force). What is mapped
-  // stays valid. Always false from disk. Never blocks.
+  // Whether the service no longer counts this mapping and will not again: the set was unregistered by force, or no
+  // service has renewed the lease in time (AttachOptions::lease_renewal_deadline). What is mapped stays valid. Always
+  // false from disk. Never blocks.
   bool lease_lost() const;
 
-  // Ok while the lease is held, else why it was lost; reason DRAINING also from the moment the service says that it
-  // takes the set down, before the lease is lost. Never blocks.
+  // Ok while the lease is held, else why it is not: it is lost, or was interrupted and is being renewed. Reason
+  // DRAINING already from the moment the service says that it takes the set, or itself, down. Never blocks.
   Status lease_status() const;
 
   // Reads every byte with `threads` threads (0: one for each processor, at most 16) and compares each tensor's digest

@@ -1,8 +1,9 @@
 // Kills the broker again and again, at random moments, under engines that attach, compare every byte, and leave; shows
-// that nobody saw a wrong byte, another generation or a failed call, that no new broker opened a file of the model, and
-// how long it took each time until a new process had its Fingerprint call answered.
+// that nobody saw a wrong byte, another generation or a failed call, that no new broker opened a file of the model,
+// that leases are counted right, and how long it took each time until a new process had its Fingerprint call answered.
 //
 //   weightbroker-kill-storm --kills 200 --engines 8 --seed 1
+//   weightbroker-kill-storm --replace --kills 20 --engines 8     # each time by SIGTERM, for a new file of its program
 //
 // Exits 0 if all of that is so. The times are printed, and judged only with --max_p50_ms and --max_ms: what a machine
 // that is busy with something else needs says little.
@@ -35,12 +36,14 @@ struct Flags {
   uint32_t seed = 1;
   int tensors = 16;
   int max_pause_ms = 200;  // between an answer and the next kill
+  bool replace = false;    // SIGTERM, with a new program in place
   double max_p50_ms = 0;
   double max_ms = 0;
 };
 
 constexpr int64_t kTensorBytes = 1 << 20;
 constexpr char kDeadlineMs[] = "2000";
+constexpr int kKillsBetweenCounts = 10;
 
 int64_t NowNs() {
   timespec now = {};
@@ -56,7 +59,12 @@ double Quantile(std::vector<double> values, double q) {
 
 class Storm {
  public:
-  explicit Storm(Flags flags) : flags_(flags), random_(flags.seed) {}
+  explicit Storm(Flags flags)
+      : flags_(flags),
+        random_(flags.seed),
+        metrics_port_(FreePort()),
+        service_(
+            {"--broker_path=" + installed_.path(), "--metrics_address=127.0.0.1:" + std::to_string(metrics_port_)}) {}
 
   int Run() {
     CheckpointBuilder builder;
@@ -74,6 +82,7 @@ class Storm {
     for (int i = 0; i < flags_.kills; ++i) {
       std::this_thread::sleep_for(milliseconds(random_() % static_cast<uint32_t>(flags_.max_pause_ms + 1)));
       KillAndProbe();
+      if ((i + 1) % kKillsBetweenCounts == 0) CountLeases();
     }
     StopEngines();
     for (const std::string& name : watch.Opened()) Complain(name + " of the model's folder was opened");
@@ -100,10 +109,23 @@ class Storm {
     std::this_thread::sleep_for(milliseconds(500));  // until they are at it
   }
 
-  void KillAndProbe() {
+  // The moment at which it was, or 0.
+  int64_t EndBroker() {
     const pid_t broker = BrokerOf(service_);
-    const int64_t killed = NowNs();
-    if (broker == 0 || kill(broker, SIGKILL) != 0) return (void)Complain("there was no broker to kill");
+    if (flags_.replace) installed_.InstallAnew();
+    const int64_t ended = NowNs();
+    if (broker == 0 || kill(broker, flags_.replace ? SIGTERM : SIGKILL) != 0) {
+      Complain("there was no broker to end");
+      return 0;
+    }
+    // One that drains still answers, and refuses; a bare stub does not try again.
+    if (flags_.replace && !WaitForAnotherBroker(service_, broker)) Complain("no other broker came");
+    return ended;
+  }
+
+  void KillAndProbe() {
+    const int64_t killed = EndBroker();
+    if (killed == 0) return;
     const Finished probe =
         RunProgram("weightbroker-fingerprint-probe", {service_.socket(), Service::Model("m"), kDeadlineMs});
     if (probe.exit.code != 0) return (void)Complain("a Fingerprint call failed: " + probe.errors);
@@ -114,6 +136,34 @@ class Storm {
     const int64_t started = probe.json["started_ns"];
     answer_ms_.push_back(static_cast<double>(answered - killed) / 1e6);
     call_ms_.push_back(static_cast<double>(answered - started) / 1e6);
+  }
+
+  // With every engine holding one lease: before a broker is ended, and once they have been renewed with the next.
+  void CountLeases() {
+    for (const auto& engine : engines_) engine->Kill(SIGUSR1);
+    ExpectLeases("before");
+    const pid_t broker = BrokerOf(service_);
+    const int64_t ended = EndBroker();
+    if (!WaitForAnotherBroker(service_, broker)) Complain("no other broker came");
+    ExpectLeases("after");
+    renewal_ms_.push_back(static_cast<double>(NowNs() - ended) / 1e6);
+    for (const auto& engine : engines_) engine->Kill(SIGUSR2);
+  }
+
+  void ExpectLeases(const std::string& when) {
+    int most = 0;
+    const bool right = Eventually([&] {
+      const auto health = service_.Health();
+      if (!health.ok()) return false;
+      most = std::max(most, health->lease_count());
+      return health->lease_count() == flags_.engines &&
+             health->weight_sets(0).shards(0).lease_count() == flags_.engines &&
+             ReadMetric(metrics_port_, "weightbroker_leases") == flags_.engines;
+    });
+    if (!right)
+      Complain("Health or metrics do not say " + std::to_string(flags_.engines) + " leases " + when + " an end");
+    if (most > flags_.engines)
+      Complain(std::to_string(most) + " leases were counted of " + std::to_string(flags_.engines));
   }
 
   void StopEngines() {
@@ -134,6 +184,7 @@ class Storm {
     attaches_ += report["attached"].get<int64_t>();
     attach_ms_max_ = std::max(attach_ms_max_, report["attach_ms_max"].get<double>());
     leases_lost_ += report["leases_lost"].get<int64_t>();
+    if (report["leases_lost"] != 0) Complain("an engine has lost leases: " + report["leases_lost"].dump());
     for (const auto& [reason, message] : report["failures"].items()) {
       Complain("an engine could not attach, " + report["failed"].dump() + " times, the first one with " + reason + " " +
                message.get<std::string>());
@@ -166,12 +217,15 @@ class Storm {
 
   void Report() const {
     printf(
-        "%d kills, %d engines, seed %u: %lld attaches (slowest %.1f ms, %lld leases lost under them); from SIGKILL to "
+        "%d kills, %d engines, seed %u: %lld attaches (slowest %.1f ms, %lld leases lost); from its end to "
         "a "
-        "new process's answer p50 %.1f ms, p90 %.1f ms, max %.1f ms (of its call p50 %.1f ms); complaints: %d\n",
+        "new process's answer p50 %.1f ms, p90 %.1f ms, max %.1f ms (of its call p50 %.1f ms); to every lease renewed "
+        "and "
+        "counted p50 %.1f ms, max %.1f ms; complaints: %d\n",
         flags_.kills, flags_.engines, flags_.seed, static_cast<long long>(attaches_), attach_ms_max_,
         static_cast<long long>(leases_lost_), Quantile(answer_ms_, 0.5), Quantile(answer_ms_, 0.9),
-        Quantile(answer_ms_, 1), Quantile(call_ms_, 0.5), complaints_);
+        Quantile(answer_ms_, 1), Quantile(call_ms_, 0.5), Quantile(renewal_ms_, 0.5), Quantile(renewal_ms_, 1),
+        complaints_);
   }
 
  public:
@@ -184,11 +238,14 @@ class Storm {
  private:
   const Flags flags_;
   std::mt19937 random_;
+  const int metrics_port_;
+  const InstalledBroker installed_;
   const Service service_;
   std::string fingerprint_;
   std::vector<std::unique_ptr<Program>> engines_;
   std::vector<double> answer_ms_;
   std::vector<double> call_ms_;
+  std::vector<double> renewal_ms_;
   int64_t attaches_ = 0;
   int64_t leases_lost_ = 0;
   double attach_ms_max_ = 0;
@@ -206,6 +263,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", flags.seed);
   app.add_option("--tensors", flags.tensors, "Of 1 MiB each");
   app.add_option("--max_pause_ms", flags.max_pause_ms);
+  app.add_flag("--replace", flags.replace, "End it by SIGTERM, with a new file of its program in place");
   app.add_option("--max_p50_ms", flags.max_p50_ms);
   app.add_option("--max_ms", flags.max_ms);
   CLI11_PARSE(app, argc, argv);

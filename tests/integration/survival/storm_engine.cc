@@ -1,5 +1,6 @@
 // An engine of the kill storm: attaches with the client library, compares every byte with what it must be, leaves, and
-// begins anew, until SIGTERM. Then it prints what it has seen, as one line of JSON.
+// begins anew, until SIGTERM. Between SIGUSR1 and SIGUSR2 it keeps what it has attached. In the end it prints what it
+// has seen, as one line of JSON.
 
 #include <signal.h>
 #include <time.h>
@@ -28,6 +29,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 volatile sig_atomic_t stopped = 0;
+volatile sig_atomic_t holding = 0;  // keeps what it has attached, for the leases to be counted
 
 struct Flags {
   std::string socket;
@@ -95,6 +97,7 @@ class Engine {
       std::this_thread::sleep_for(milliseconds(random_() % 200));  // and hold them for a while
       Compare(*weights);
     }
+    while (holding != 0 && stopped == 0) std::this_thread::sleep_for(milliseconds(2));
     if (weights->lease_lost()) ++leases_lost_;
   }
 
@@ -135,6 +138,8 @@ int main(int argc, char** argv) {
   app.add_option("--seed", flags.seed);
   app.add_option("--deadline_ms", flags.deadline_ms);
   CLI11_PARSE(app, argc, argv);
+  signal(SIGUSR1, [](int) { weightbroker::testing::holding = 1; });
+  signal(SIGUSR2, [](int) { weightbroker::testing::holding = 0; });
   signal(SIGTERM, [](int) { weightbroker::testing::stopped = 1; });
   weightbroker::testing::Engine engine(flags);
   engine.Run();

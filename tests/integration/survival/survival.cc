@@ -1,8 +1,11 @@
 #include "tests/integration/survival/survival.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/inotify.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -43,6 +46,42 @@ bool WaitForStatus(const Service& service, v1::HealthResponse::Status status) {
     const auto health = service.Health();
     return health.ok() && health->status() == status;
   });
+}
+
+int FreePort() {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const bool bound = bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                     getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  return bound ? ntohs(address.sin_port) : 0;
+}
+
+double ReadMetric(int port, const std::string& name) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return -1;
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return -1;
+  std::string text;
+  char buffer[4096];
+  for (ssize_t length = 0; (length = read(socket.get(), buffer, sizeof(buffer))) > 0;) {
+    text.append(buffer, static_cast<size_t>(length));
+  }
+  const size_t line = text.find("\n" + name + " ");
+  return line == std::string::npos ? -1 : atof(text.c_str() + line + name.size() + 2);
+}
+
+InstalledBroker::InstalledBroker() : path_(folder_ / "weightbroker-broker") { InstallAnew(); }
+
+void InstalledBroker::InstallAnew() const {
+  std::filesystem::copy_file(WEIGHTBROKER_BIN_DIR "/weightbroker-broker", path_ + ".new");
+  std::filesystem::rename(path_ + ".new", path_);
 }
 
 void WriteLargeModel(const std::string& folder, int64_t bytes) {

@@ -13,6 +13,7 @@
 
 #include "common/base/unique_fd.h"
 #include "tests/integration/service.h"
+#include "tests/support/temporary_folder.h"
 
 namespace weightbroker::testing {
 
@@ -27,6 +28,26 @@ bool KillBroker(const Service& service, int signal);
 
 // Whether Health says so in time, over whichever broker answers.
 bool WaitForStatus(const Service& service, v1::HealthResponse::Status status);
+
+// A port of loopback that nobody listens on, for --metrics_address.
+int FreePort();
+
+// The value of a metric without labels on that port; -1 if nobody answers or it is not there.
+double ReadMetric(int port, const std::string& name);
+
+// A broker program that can be replaced by a new file while the service runs: for --broker_path.
+class InstalledBroker {
+ public:
+  InstalledBroker();
+
+  const std::string& path() const { return path_; }
+  // As package managers do: another file is moved over it.
+  void InstallAnew() const;
+
+ private:
+  TemporaryFolder folder_;
+  std::string path_;
+};
 
 // A model of `bytes` in one file that is a hole but for its header: large for a loader, small on disk.
 void WriteLargeModel(const std::string& folder, int64_t bytes);

@@ -82,22 +82,6 @@ TEST_F(SurvivalTest, AKilledBrokersSuccessorServesTheSameSet) {
   EXPECT_EQ(health->reserved_bytes(), before->shards(0).size_bytes());
 }
 
-TEST_F(SurvivalTest, WhatIsMappedStaysRightAndItsLeaseIsNotCountedAnyMore) {
-  ASSERT_THAT(service_.Register("small"), IsOk());
-  const auto weights = service_.Attach("small");
-  ASSERT_TRUE(weights.ok());
-  ASSERT_EQ(service_.Health()->lease_count(), 1);
-  ASSERT_TRUE(KillBroker(service_, SIGKILL));
-  ASSERT_TRUE(WaitForStatus(service_, v1::HealthResponse::STATUS_READY));
-  EXPECT_TRUE(weights->Verify().ok());
-  EXPECT_TRUE(Eventually([&] { return weights->lease_lost(); }));
-  EXPECT_EQ(service_.Health()->lease_count(), 0);
-
-  const auto again = AttachInTheEnd(service_, "small");
-  ASSERT_TRUE(again.ok());
-  EXPECT_EQ(service_.Health()->lease_count(), 1);
-}
-
 TEST_F(SurvivalTest, ASuccessorOpensNoFileOfTheModel) {
   ASSERT_THAT(service_.Register("small"), IsOk());
   OpenWatch watch(service_.ModelFolder("small"));
@@ -203,26 +187,20 @@ TEST_F(SurvivalTest, ABrokerThatIsAskedToEndLeavesEverythingToTheNextOne) {
 }
 
 TEST(Survival, ABrokerIsReplacedByTheProgramThatLiesAtItsPathNow) {
-  const TemporaryFolder folder;
-  const std::string path = folder / "weightbroker-broker";
-  const auto install = [&] {
-    std::filesystem::copy_file(WEIGHTBROKER_BIN_DIR "/weightbroker-broker", path + ".new");
-    std::filesystem::rename(path + ".new", path);
-  };
-  install();
-  const Service service({"--broker_path=" + path});
+  const InstalledBroker installed;
+  const Service service({"--broker_path=" + installed.path()});
   WriteSmallModel(service);
   ASSERT_THAT(service.Register("small"), IsOk());
   const auto held = service.Attach("small");
   ASSERT_TRUE(held.ok());
   for (int i = 0; i < 3; ++i) {
-    install();
+    installed.InstallAnew();
     ASSERT_TRUE(KillBroker(service, SIGTERM));
     const auto weights = AttachInTheEnd(service, "small");
     ASSERT_TRUE(weights.ok());
     EXPECT_EQ(weights->generation(), 1);
     const std::string program = "/proc/" + std::to_string(BrokerOf(service)) + "/exe";
-    EXPECT_TRUE(std::filesystem::equivalent(program, path)) << "the old program was started again";
+    EXPECT_TRUE(std::filesystem::equivalent(program, installed.path())) << "the old program was started again";
   }
   EXPECT_TRUE(held->Verify().ok());
 }

@@ -35,6 +35,15 @@ class ExportServiceTest : public ServiceTest {
     return code;
   }
 
+  static v1::ExportRequest RenewalOf(const v1::ExportHeader& header) {
+    v1::ExportRequest request;
+    request.set_fingerprint(header.fingerprint());
+    request.set_hold(true);
+    request.mutable_renewal()->set_generation(header.generation());
+    *request.mutable_renewal()->mutable_resident_time() = header.resident_time();
+    return request;
+  }
+
   absl::Status FailureOf(const v1::ExportRequest& request) { return OpenExport(*stub_, request).Finish(); }
 };
 
@@ -131,6 +140,59 @@ TEST_F(ExportServiceTest, TakesAFingerprintInPlaceOfASpec) {
   EXPECT_TRUE(OpenExport(*stub_, request).ReadShard());
   *request.mutable_environment() = TorchVersion("2.11.0");
   EXPECT_TRUE(OpenExport(*stub_, request).ReadShard());
+}
+
+TEST_F(ExportServiceTest, RenewsALeaseWithoutTicketAndManifest) {
+  Start();
+  ASSERT_THAT(Register(), IsOk());
+  v1::ExportRequest request;
+  {
+    OpenExport first(*stub_, ExportRequestFor());
+    ASSERT_TRUE(first.ReadShard());
+    request = RenewalOf(first.header());
+  }
+
+  grpc::ClientContext context;
+  const auto renewed = stub_->Export(&context, request);
+  v1::ExportResponse response;
+  ASSERT_TRUE(renewed->Read(&response));
+
+  EXPECT_EQ(response.header().generation(), 1);
+  EXPECT_TRUE(response.header().ticket().empty());
+  EXPECT_TRUE(Eventually([&] { return Health().lease_count() == 1; }));
+  ASSERT_THAT(Unregister(response.header().fingerprint(), /*force=*/true), IsOk());
+  ASSERT_TRUE(renewed->Read(&response)) << "no manifest, so that the next message is the event";
+  EXPECT_EQ(response.event().kind(), v1::ExportEvent::KIND_DRAINING);
+}
+
+TEST_F(ExportServiceTest, RenewsNoLeaseOnOtherMemoryOfTheSameContents) {
+  Start();
+  ASSERT_THAT(Register(), IsOk());
+  v1::ExportRequest request;
+  {
+    OpenExport first(*stub_, ExportRequestFor());
+    ASSERT_TRUE(first.ReadShard());
+    request = RenewalOf(first.header());
+  }
+  v1::ExportRequest of_another_time = request;
+  of_another_time.mutable_renewal()->mutable_resident_time()->set_nanos(1);
+  EXPECT_THAT(FailureOf(of_another_time), StatusIs(Reason::kGenerationMismatch));
+
+  ASSERT_THAT(Unregister(request.fingerprint(), /*force=*/true), IsOk());
+  EXPECT_THAT(FailureOf(request), StatusIs(Reason::kNotResident));
+  ASSERT_THAT(Register(), IsOk());
+
+  EXPECT_THAT(FailureOf(request),
+              AllOf(StatusIs(Reason::kGenerationMismatch, HasSubstr("generation 1")), HasMetadata("generation", "2")));
+  EXPECT_EQ(Health().lease_count(), 0);
+}
+
+TEST_F(ExportServiceTest, TakesARenewalOnlyByFingerprintAndWithHold) {
+  Start();
+  ASSERT_THAT(Register(), IsOk());
+  v1::ExportRequest request = ExportRequestFor();
+  request.mutable_renewal()->set_generation(1);
+  EXPECT_THAT(FailureOf(request), StatusIs(Reason::kInvalidArgument, HasSubstr("by fingerprint")));
 }
 
 TEST_F(ExportServiceTest, ComparesTheEnvironmentOfAFingerprintIfOneIsGiven) {

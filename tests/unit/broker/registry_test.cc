@@ -520,7 +520,9 @@ TEST_F(RegistryTest, DrainsTellingHoldersAndReleasesEachSetWithItsLastLease) {
 TEST_F(RegistryTest, LetsNobodyInWhileItDrains) {
   const auto registry = Make();
   const WeightSetRef set = MakeResident(*registry, "aa");
+  EXPECT_THAT(registry->CheckServing(), IsOk());
   registry->BeginDrain();
+  EXPECT_THAT(registry->CheckServing(), StatusIs(Reason::kDraining));
   EXPECT_THAT(registry->Begin(Wanted("bb")), StatusIs(Reason::kDraining));
   EXPECT_THAT(Acquire(*registry, set), StatusIs(Reason::kDraining));
 }

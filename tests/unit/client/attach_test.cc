@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,6 +11,9 @@
 #include <vector>
 
 #include "common/base/error.h"
+#include "common/base/unique_fd.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/thread_limit.h"
 #include "tests/unit/client/fake_service.h"
 #include "weightbroker/client.h"
 
@@ -19,6 +24,8 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weightbroker::testing::FakeService;
+using ::weightbroker::testing::ThreadLimit;
+using ::weightbroker::testing::ToGrpc;
 using ExportCall = FakeService::ExportCall;
 
 Client Connect(const FakeService& service) {
@@ -39,10 +46,6 @@ AttachOptions NoFallback() {
   AttachOptions options;
   options.fallback = Fallback::kFail;
   return options;
-}
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()), SerializeRpcStatus(status)};
 }
 
 // Whether `condition` becomes true within a generous time.
@@ -153,19 +156,6 @@ TEST(Attach, RemembersWhyTheServiceDrainedOnceTheLeaseIsLost) {
   EXPECT_THAT(weights->lease_status().message(), HasSubstr("unregistered by force"));
 }
 
-TEST(Attach, TellsThatTheServiceDied) {
-  FakeService service;
-  service.on_export = [](ExportCall& call) {
-    call.Send();
-    return call.BreakConnection();
-  };
-  const auto weights = Connect(service).Attach(Spec(), NoFallback());
-  ASSERT_TRUE(weights.ok());
-
-  EXPECT_TRUE(Eventually([&] { return weights->lease_lost(); }));
-  EXPECT_EQ(weights->lease_status().reason(), "SERVICE_UNAVAILABLE");
-}
-
 TEST(Attach, TriesACallOnceMoreWhenTheConnectionBreaksUnderIt) {
   FakeService service;
   service.on_export = [&](ExportCall& call) {
@@ -180,7 +170,7 @@ TEST(Attach, TriesACallOnceMoreWhenTheConnectionBreaksUnderIt) {
   EXPECT_EQ(service.export_count(), 2);
 }
 
-TEST(Attach, TriesACallNoMoreThanTwice) {
+TEST(Attach, EndsNoMoreThanFiveServicesWithTheSameCall) {
   FakeService service;
   service.on_export = [](ExportCall& call) { return call.BreakConnection(); };
 
@@ -188,7 +178,74 @@ TEST(Attach, TriesACallNoMoreThanTwice) {
 
   ASSERT_FALSE(weights.ok());
   EXPECT_EQ(weights.status().reason(), "SERVICE_UNAVAILABLE");
+  EXPECT_EQ(service.export_count(), 5);
+}
+
+TEST(Attach, IsMadeAnewWhenItsTicketDiedWithTheBrokerThatGaveIt) {
+  FakeService service;
+  service.on_export = [&](ExportCall& call) {
+    const bool first = service.export_count() == 1;
+    call.Send([first](v1::ExportHeader& header) {
+      if (first) header.set_ticket(std::string(32, 'x'));
+    });
+    return call.Hold();
+  };
+
+  const auto weights = Connect(service).Attach(Spec(), NoFallback());
+
+  ASSERT_TRUE(weights.ok()) << weights.status().ToString();
   EXPECT_EQ(service.export_count(), 2);
+  EXPECT_TRUE(Eventually([&] { return service.open_exports() == 1; })) << "the first one's lease has ended";
+}
+
+TEST(Attach, OutwaitsAServiceThatIsShuttingDown) {
+  FakeService service;
+  service.on_export = [&](ExportCall& call) {
+    if (service.export_count() <= 8) return ToGrpc(MakeError(Reason::kDraining, "going down"));
+    call.Send();
+    return call.Hold();
+  };
+
+  const auto weights = Connect(service).Attach(Spec(), NoFallback());
+
+  ASSERT_TRUE(weights.ok()) << weights.status().ToString();
+}
+
+TEST(Attach, WaitsUntilItsDeadlineForAServiceThatHasLeftItsSocketBehind) {
+  const weightbroker::testing::TemporaryFolder folder;
+  const std::string path = folder / "socket";
+  {
+    const UniqueFd left(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    ASSERT_EQ(bind(left.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ClientOptions client_options;
+  client_options.mode = Mode::kClient;
+  client_options.torch_version = "any";
+  client_options.socket_path = path;
+  AttachOptions options = NoFallback();
+  options.deadline = milliseconds(300);
+  const auto start = std::chrono::steady_clock::now();
+
+  const auto weights = Client::Create(client_options)->Attach(Spec(), options);
+
+  EXPECT_EQ(weights.status().reason(), "SERVICE_UNAVAILABLE");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(300));
+}
+
+TEST(Attach, FailsWithoutEndingTheProcessWhereNoThreadIsToBeHad) {
+  FakeService service;
+  const Client client = Connect(service);
+  ASSERT_TRUE(client.Attach(Spec(), NoFallback()).ok());  // gRPC has its threads from here on
+  const ThreadLimit limit(0);
+
+  const auto weights = client.Attach(Spec(), NoFallback());
+
+  ASSERT_FALSE(weights.ok());
+  EXPECT_EQ(weights.status().reason(), "SYSTEM_ERROR");
+  EXPECT_THAT(weights.status().message(), HasSubstr("thread"));
 }
 
 TEST(Attach, GivesTheServicesReasonAndMetadata) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/error.h"
 #include "common/memory/digest.h"
 
 namespace weightbroker::testing {
@@ -60,8 +61,8 @@ FakeService::FakeService() : folder_(MakeFolder()) {
 
   listener_ = OrDie(Listener::Create({.path = folder_ + "/socket"}));
   grpc::ServerBuilder builder;
-  builder.RegisterService(this);
-  builder.RegisterService(&admin_);
+  builder.RegisterService(static_cast<v1::WeightBrokerService::Service*>(this));
+  builder.RegisterService(static_cast<v1::WeightBrokerAdminService::Service*>(this));
   server_ = builder.BuildAndStart();
   endpoint_ = std::make_unique<Endpoint>(
       EndpointOptions{.listen_fd = listener_->fd(), .server = server_.get(), .tickets = &tickets_, .peers = &peers_});
@@ -86,18 +87,6 @@ grpc::Status FakeService::Fingerprint(grpc::ServerContext* /*context*/, const v1
   return on_fingerprint(*request, response);
 }
 
-grpc::Status FakeService::Admin::ListWeightSets(grpc::ServerContext* /*context*/,
-                                                const v1::ListWeightSetsRequest* /*request*/,
-                                                v1::ListWeightSetsResponse* response) {
-  service_.on_list(response);
-  return grpc::Status::OK;
-}
-
-grpc::Status FakeService::Admin::Unregister(grpc::ServerContext* /*context*/, const v1::UnregisterRequest* request,
-                                            v1::UnregisterResponse* /*response*/) {
-  return service_.on_unregister(*request);
-}
-
 FakeService::~FakeService() {
   endpoint_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
@@ -108,12 +97,32 @@ FakeService::~FakeService() {
 
 grpc::Status FakeService::Export(grpc::ServerContext* context, const v1::ExportRequest* request,
                                  grpc::ServerWriter<v1::ExportResponse>* writer) {
-  ++export_count_;
   ++open_exports_;
   ExportCall call(*this, *context, *request, *writer);
-  const grpc::Status status = on_export ? on_export(call) : (call.Send(), call.Hold());
+  const grpc::Status status = request->has_renewal() ? AnswerRenewal(call) : AnswerExport(call);
   --open_exports_;
   return status;
+}
+
+grpc::Status FakeService::AnswerExport(ExportCall& call) {
+  ++export_count_;
+  return on_export ? on_export(call) : (call.Send(), call.Hold());
+}
+
+grpc::Status FakeService::AnswerRenewal(ExportCall& call) {
+  return on_renewal ? on_renewal(call) : ToGrpc(MakeError(Reason::kNotResident, "it has gone"));
+}
+
+grpc::Status FakeService::Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* request,
+                                     v1::UnregisterResponse* response) {
+  unregistered = *request;
+  return on_unregister(*context, *response);
+}
+
+grpc::Status FakeService::ListWeightSets(grpc::ServerContext* /*context*/, const v1::ListWeightSetsRequest* /*request*/,
+                                         v1::ListWeightSetsResponse* response) {
+  if (on_list) on_list(*response);
+  return grpc::Status::OK;
 }
 
 grpc::Status FakeService::Register(grpc::ServerContext* /*context*/, const v1::RegisterRequest* request,
@@ -127,12 +136,7 @@ void FakeService::ExportCall::Send(const std::function<void(v1::ExportHeader&)>&
       service_.tickets_.Issue({.uid = geteuid(), .lease_id = 1, .fds = service_.fds_}, std::chrono::seconds(10));
   v1::ExportResponse response;
   v1::ExportHeader& header = *response.mutable_header();
-  header.set_fingerprint(service_.fingerprint());
-  header.set_generation(7);
-  header.set_device("host");
-  header.add_slabs()->set_size_bytes(service_.slab_bytes_);
-  header.mutable_slabs(0)->set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
-  header.set_tensor_count(static_cast<int64_t>(service_.rows_.size()));
+  FillHeader(&header);
   header.set_ticket(ticket.data(), ticket.size());
   if (change_header) change_header(header);
   writer_.Write(response);
@@ -141,6 +145,23 @@ void FakeService::ExportCall::Send(const std::function<void(v1::ExportHeader&)>&
   for (const v1::Tensor& row : service_.rows_) *manifest.add_tensors() = row;
   if (change_manifest) change_manifest(manifest);
   writer_.Write(response);
+}
+
+void FakeService::ExportCall::SendRenewal(const std::function<void(v1::ExportHeader&)>& change_header) {
+  v1::ExportResponse response;
+  FillHeader(response.mutable_header());
+  if (change_header) change_header(*response.mutable_header());
+  writer_.Write(response);
+}
+
+void FakeService::ExportCall::FillHeader(v1::ExportHeader* header) const {
+  header->set_fingerprint(service_.fingerprint());
+  header->set_generation(7);
+  header->mutable_resident_time()->set_seconds(1000);
+  header->set_device("host");
+  header->add_slabs()->set_size_bytes(service_.slab_bytes_);
+  header->mutable_slabs(0)->set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
+  header->set_tensor_count(static_cast<int64_t>(service_.rows_.size()));
 }
 
 void FakeService::ExportCall::SendEvent(const std::string& message) {
@@ -155,10 +176,16 @@ grpc::Status FakeService::ExportCall::Hold() {
   return grpc::Status::CANCELLED;
 }
 
-grpc::Status FakeService::ExportCall::BreakConnection() {
+grpc::Status FakeService::ExportCall::BreakConnection() { return BreakConnectionUnder(context_); }
+
+grpc::Status BreakConnectionUnder(grpc::ServerContext& context) {
   int fd = -1;
-  if (sscanf(context_.peer().c_str(), "fd:%d", &fd) == 1) shutdown(fd, SHUT_RDWR);
+  if (sscanf(context.peer().c_str(), "fd:%d", &fd) == 1) shutdown(fd, SHUT_RDWR);
   return grpc::Status::CANCELLED;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()), SerializeRpcStatus(status)};
 }
 
 }  // namespace weightbroker::testing

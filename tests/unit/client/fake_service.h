@@ -2,7 +2,7 @@
 //
 //   FakeService service;
 //   service.on_export = [&](auto& call) { return call.Serve([](auto& header) { header.clear_ticket(); }); };
-//   Connection::Open(service.socket_path())
+//   Connection::Open({.socket_path = service.socket_path()})
 //
 // It holds one slab with two tensors, "a" (4 x 3 BF16) and "b" (100 U8).
 #pragma once
@@ -25,12 +25,19 @@
 
 namespace weightbroker::testing {
 
-class FakeService : private v1::WeightBrokerService::Service {
+// Ends the connection under a call, as the death of a service does. Gives what to end the call with.
+grpc::Status BreakConnectionUnder(grpc::ServerContext& context);
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+class FakeService : private v1::WeightBrokerService::Service, private v1::WeightBrokerAdminService::Service {
  public:
   class ExportCall;
   using ExportHook = std::function<grpc::Status(ExportCall&)>;
   using RegisterHook =
       std::function<grpc::Status(const v1::RegisterRequest&, grpc::ServerWriter<v1::RegisterResponse>&)>;
+  using UnregisterHook = std::function<grpc::Status(grpc::ServerContext&, v1::UnregisterResponse&)>;
+  using ListHook = std::function<void(v1::ListWeightSetsResponse&)>;
 
   FakeService();
   ~FakeService() override;
@@ -40,14 +47,16 @@ class FakeService : private v1::WeightBrokerService::Service {
 
   // How many Export streams are open.
   int open_exports() const { return open_exports_; }
-  int export_count() const { return export_count_; }
+  int export_count() const { return export_count_; }  // without renewals
 
   // Set before the first call.
   ExportHook on_export;
+  ExportHook on_renewal;  // NOT_RESIDENT unless set
+  UnregisterHook on_unregister;
+  ListHook on_list;  // no sets unless set
   RegisterHook on_register;
   std::function<grpc::Status(const v1::FingerprintRequest&, v1::FingerprintResponse*)> on_fingerprint;
-  std::function<void(v1::ListWeightSetsResponse*)> on_list;
-  std::function<grpc::Status(const v1::UnregisterRequest&)> on_unregister;
+  v1::UnregisterRequest unregistered;  // what the last call of it asked for
 
   // Puts another slab in the place of the service's own, with the same two tensors in it.
   void ReplaceSlab(UniqueFd fd, int64_t size_bytes);
@@ -55,24 +64,18 @@ class FakeService : private v1::WeightBrokerService::Service {
   static std::string SlabContents();
 
  private:
-  class Admin : public v1::WeightBrokerAdminService::Service {
-   public:
-    explicit Admin(FakeService& service) : service_(service) {}
-    grpc::Status ListWeightSets(grpc::ServerContext* context, const v1::ListWeightSetsRequest* request,
-                                v1::ListWeightSetsResponse* response) override;
-    grpc::Status Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* request,
-                            v1::UnregisterResponse* response) override;
-
-   private:
-    FakeService& service_;
-  };
-
   grpc::Status Fingerprint(grpc::ServerContext* context, const v1::FingerprintRequest* request,
                            v1::FingerprintResponse* response) override;
   grpc::Status Export(grpc::ServerContext* context, const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;
+  grpc::Status AnswerExport(ExportCall& call);
+  grpc::Status AnswerRenewal(ExportCall& call);
   grpc::Status Register(grpc::ServerContext* context, const v1::RegisterRequest* request,
                         grpc::ServerWriter<v1::RegisterResponse>* writer) override;
+  grpc::Status Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* request,
+                          v1::UnregisterResponse* response) override;
+  grpc::Status ListWeightSets(grpc::ServerContext* context, const v1::ListWeightSetsRequest* request,
+                              v1::ListWeightSetsResponse* response) override;
 
   std::string folder_;
   std::optional<Listener> listener_;
@@ -81,7 +84,6 @@ class FakeService : private v1::WeightBrokerService::Service {
   SharedFds fds_;
   int64_t slab_bytes_ = 0;
   std::vector<v1::Tensor> rows_;
-  Admin admin_{*this};
   std::atomic<int> open_exports_{0};
   std::atomic<int> export_count_{0};
   std::unique_ptr<grpc::Server> server_;
@@ -100,6 +102,8 @@ class FakeService::ExportCall {
   // Sends the header and the manifest, as `change_header` and `change_manifest` leave them (each may be null).
   void Send(const std::function<void(v1::ExportHeader&)>& change_header = nullptr,
             const std::function<void(v1::ManifestChunk&)>& change_manifest = nullptr);
+  // Sends the header of a renewal, as `change_header` leaves it.
+  void SendRenewal(const std::function<void(v1::ExportHeader&)>& change_header = nullptr);
   void SendEvent(const std::string& message);
   // Until the client has gone.
   grpc::Status Hold();
@@ -107,6 +111,8 @@ class FakeService::ExportCall {
   grpc::Status BreakConnection();
 
  private:
+  void FillHeader(v1::ExportHeader* header) const;
+
   FakeService& service_;
   grpc::ServerContext& context_;
   const v1::ExportRequest& request_;

@@ -28,5 +28,11 @@ TEST(FormatBar, ShowsThePartDoneAndNothingWithoutATotal) {
   EXPECT_EQ(FormatBar(0, 0, 10), "");
 }
 
+TEST(FormatCount, SaysOneInTheSingular) {
+  EXPECT_EQ(FormatCount(0, "lease"), "0 leases");
+  EXPECT_EQ(FormatCount(1, "lease"), "1 lease");
+  EXPECT_EQ(FormatCount(2, "lease"), "2 leases");
+}
+
 }  // namespace
 }  // namespace weightbroker::tool

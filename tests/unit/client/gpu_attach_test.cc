@@ -46,7 +46,7 @@ class GpuAttachTest : public ::testing::Test {
       call.Send([this](v1::ExportHeader& header) { Describe(&header); });
       return call.Hold();
     };
-    services_ = *Services::Open(service_.socket_path());
+    services_ = *Services::Open({.socket_path = service_.socket_path()});
   }
 
   void Describe(v1::ExportHeader* header) const {

@@ -48,9 +48,11 @@ class GpuRoomTest : public ::testing::Test {
     AddSet('a', /*leases=*/1);
     AddSet('b', /*leases=*/0);
     AddSet('c', /*leases=*/0);
-    service_.on_list = [this](v1::ListWeightSetsResponse* response) { List(response); };
-    service_.on_unregister = [this](const v1::UnregisterRequest& request) { return Unregister(request); };
-    connection_ = *Connection::Open(service_.socket_path());
+    service_.on_list = [this](v1::ListWeightSetsResponse& response) { List(&response); };
+    service_.on_unregister = [this](grpc::ServerContext&, v1::UnregisterResponse&) {
+      return Unregister(service_.unregistered);
+    };
+    connection_ = *Connection::Open({.socket_path = service_.socket_path()});
   }
 
   void AddSet(char digit, int leases, const std::string& device = FakeGpuUuid(1)) {

@@ -29,7 +29,7 @@ using ::weightbroker::testing::TemporaryFolder;
 
 TEST(Services, AreOneWithoutAPlaceholder) {
   const FakeService service;
-  const auto services = Services::Open(service.socket_path());
+  const auto services = Services::Open({.socket_path = service.socket_path()});
 
   ASSERT_THAT(services, IsOk());
   EXPECT_FALSE((*services)->per_gpu());
@@ -38,7 +38,7 @@ TEST(Services, AreOneWithoutAPlaceholder) {
 }
 
 TEST(Services, HaveASocketForEachGpu) {
-  const auto services = Services::Open("/run/weightbroker/{gpu_uuid}/socket");
+  const auto services = Services::Open({.socket_path = "/run/weightbroker/{gpu_uuid}/socket"});
 
   ASSERT_THAT(services, IsOk());
   EXPECT_TRUE((*services)->per_gpu());
@@ -50,7 +50,7 @@ TEST(Services, HaveASocketForEachGpu) {
 }
 
 TEST(Services, PutNothingButAUuidIntoAPath) {
-  const auto services = Services::Open("/run/weightbroker/{gpu_uuid}.sock");
+  const auto services = Services::Open({.socket_path = "/run/weightbroker/{gpu_uuid}.sock"});
 
   for (const char* device : {"host", "", "GPU-../../etc", "0"}) {
     EXPECT_THAT((*services)->For(device), AllOf(StatusIs(Reason::kInvalidArgument), HasMetadata("device", device)));
@@ -69,7 +69,7 @@ class TwoServicesTest : public ::testing::Test {
       };
       std::filesystem::create_symlink(services_[i].socket_path(), folder_ / uuids_[i]);
     }
-    opened_ = *Services::Open(folder_ / kGpuUuidPlaceholder);
+    opened_ = *Services::Open({.socket_path = folder_ / kGpuUuidPlaceholder});
   }
 
   absl::StatusOr<std::string> Wait(milliseconds limit = seconds(30)) {

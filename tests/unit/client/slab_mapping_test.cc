@@ -11,6 +11,7 @@
 
 #include "common/memory/host_slab.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/thread_limit.h"
 
 namespace weightbroker::client {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 using ::testing::KilledBySignal;
 using ::weightbroker::testing::IsOk;
 using ::weightbroker::testing::StatusIs;
+using ::weightbroker::testing::ThreadLimit;
 
 constexpr int64_t kBytes = 8 << 20;
 
@@ -28,6 +30,17 @@ SealedSlab MakeSlab() {
   auto sealed = std::move(*slab).Seal();
   EXPECT_THAT(sealed, IsOk());
   return *std::move(sealed);
+}
+
+TEST(SlabMapping, IsPrefaultedWithTheThreadsThatAreToBeHad) {
+  const SealedSlab slab = MakeSlab();
+  const auto mapping = SlabMapping::Map(slab.fd.get(), slab.size_bytes);
+  ASSERT_THAT(mapping, IsOk());
+  const ThreadLimit limit(1);
+
+  mapping->Prefault(4);
+
+  EXPECT_EQ(mapping->view().data[kBytes - 1], std::byte{42});
 }
 
 TEST(SlabMapping, ShowsTheSlabsBytes) {

@@ -9,6 +9,7 @@
 
 #include "common/memory/digest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/thread_limit.h"
 
 namespace weightbroker::client {
 namespace {
@@ -18,6 +19,7 @@ using ::testing::HasSubstr;
 using ::weightbroker::testing::HasMetadata;
 using ::weightbroker::testing::IsOk;
 using ::weightbroker::testing::StatusIs;
+using ::weightbroker::testing::ThreadLimit;
 
 constexpr size_t kLargeBytes = (40 << 20) + 5;  // several pieces, and not a whole number of words
 
@@ -45,6 +47,19 @@ TEST(VerifyDigests, PassesRightBytesWhateverTheNumberOfThreads) {
   const std::vector<Tensor> tensors = {View("empty", empty), View("large", large), View("small", small)};
 
   for (const int threads : {1, 2, 7}) EXPECT_THAT(VerifyDigests(tensors, threads), IsOk());
+}
+
+TEST(VerifyDigests, ReadsWithTheThreadsThatAreToBeHad) {
+  auto large = Pattern(kLargeBytes);
+  const std::vector<Tensor> tensors = {View("large", large)};
+
+  for (const int threads : {0, 1}) {
+    const ThreadLimit limit(threads);
+    EXPECT_THAT(VerifyDigests(tensors, 7), IsOk());
+  }
+  large[kLargeBytes - 1] ^= std::byte{1};
+  const ThreadLimit limit(0);
+  EXPECT_THAT(VerifyDigests(tensors, 7), StatusIs(Reason::kDigestMismatch));
 }
 
 TEST(VerifyDigests, NamesTheTensorWhoseByteIsWrong) {

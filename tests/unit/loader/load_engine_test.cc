@@ -15,6 +15,7 @@
 #include "tests/support/faulty_file_system.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/thread_limit.h"
 
 namespace weightbroker {
 namespace {
@@ -28,6 +29,7 @@ using ::weightbroker::testing::ReadFile;
 using ::weightbroker::testing::StatusIs;
 using ::weightbroker::testing::TemporaryFolder;
 using ::weightbroker::testing::TensorBytes;
+using ::weightbroker::testing::ThreadLimit;
 using ::weightbroker::testing::WriteFile;
 
 constexpr char kShard[] = "model.safetensors";
@@ -94,6 +96,15 @@ TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOf
             << chunk_bytes << " bytes, " << threads << " threads";
       }
     }
+  }
+}
+
+TEST_F(LoadEngineTest, ReadsWithTheThreadsThatAreToBeHad) {
+  for (const int threads : {0, 1}) {
+    Prepare(AwkwardTensors());
+    const ThreadLimit limit(threads);
+    ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), {.reader_threads = 8, .chunk_bytes = 8192})))
+        << threads << " threads";
   }
 }
 
