@@ -40,8 +40,10 @@ std::string Digits(double seconds) {
 }
 
 std::vector<std::string> CheckpointFlags(const GpuBenchSetup& setup) {
-  return {"--folder", setup.folder, "--tensors", absl::StrCat(setup.checkpoint.tensor_count),
-          "--shards", absl::StrCat(setup.checkpoint.shard_count), "--bytes", absl::StrCat(setup.checkpoint.total_bytes)};
+  return {"--folder",  setup.folder,
+          "--tensors", absl::StrCat(setup.checkpoint.tensor_count),
+          "--shards",  absl::StrCat(setup.checkpoint.shard_count),
+          "--bytes",   absl::StrCat(setup.checkpoint.total_bytes)};
 }
 
 // Runs a program that prints one line of JSON. `arguments` get the moment of asking as the last.
@@ -71,10 +73,9 @@ class Holder {
     if (pipe2(from_child, O_CLOEXEC) != 0) return SystemError("pipe2", errno);
     UniqueFd output(from_child[0]);
     const UniqueFd child_output(from_child[1]);
-    ASSIGN_OR_RETURN(ChildProcess child,
-                     Spawn({.path = path,
-                            .arguments = arguments,
-                            .fds = {{child_input.get(), 0}, {child_output.get(), 1}}}));
+    ASSIGN_OR_RETURN(
+        ChildProcess child,
+        Spawn({.path = path, .arguments = arguments, .fds = {{child_input.get(), 0}, {child_output.get(), 1}}}));
     return std::unique_ptr<Holder>(new Holder(path, std::move(child), std::move(input), std::move(output)));
   }
 

@@ -7,7 +7,8 @@
 // every 2 MiB page, and a checksum of what it read: all arms must give the same one. Where the GPU has room for the
 // weights of all arms at once, arms take turns sample by sample; where it has not, each in its turn makes its weights,
 // gives `--samples` samples, and lets them go, `--rounds` times.
-// The files have holes, so that 120 GiB of weights take some MiB of disk; each tensor's first page has bytes of its own.
+// The files have holes, so that 120 GiB of weights take some MiB of disk; each tensor's first page has bytes of its
+// own.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -54,8 +55,8 @@ struct Interval {
   const char* to;
 };
 constexpr Interval kIntervals[] = {
-    {"attach_to_pointers", "connected", "pointers"},    // channel and context are there
-    {"attach_to_tensors", "connected", "bound"},        // and every torch::Tensor
+    {"attach_to_pointers", "connected", "pointers"},  // channel and context are there
+    {"attach_to_tensors", "connected", "bound"},      // and every torch::Tensor
     {"connect_and_attach", "kernel_loaded", "pointers"},
     {"first_touch", "bound", "touched"},
 };

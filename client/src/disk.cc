@@ -25,6 +25,24 @@
 namespace weightbroker::client {
 namespace {
 
+// As a service's catalog of devices would say them, so that the same weights have the same fingerprint wherever they
+// come from.
+absl::StatusOr<DeviceFacts> FactsOf(const EngineDevice& engine, GpuInventory* inventory) {
+  if (engine.is_host()) return HostDeviceFacts();
+  if (inventory == nullptr) {
+    return MakeError(Reason::kGpuUnavailable,
+                     "NVML (libnvidia-ml.so.1) cannot be opened: the driver's version, which is part of the "
+                     "fingerprint, is not known");
+  }
+  ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, inventory->List());
+  for (const GpuInfo& gpu : gpus) {
+    if (gpu.uuid != engine.uuid) continue;
+    return GpuDeviceFacts(absl::StrCat(gpu.compute_major, ".", gpu.compute_minor), inventory->driver_version());
+  }
+  return MakeError(Reason::kDeviceUnknown, absl::StrCat("NVML does not know the GPU ", engine.uuid),
+                   {{"device", engine.uuid}});
+}
+
 using ModelRoots = std::map<std::string, std::string>;
 
 // The path that "name:relative/path" or an absolute path means; not yet whether there is anything.
@@ -73,7 +91,8 @@ class DiskLoad {
     ASSIGN_OR_RETURN(const std::string folder, file_system_.RealPath(path));
     spec_.set_model(folder);
     ASSIGN_OR_RETURN(identity_, ReadCheckpointIdentity(file_system_, folder));
-    state_->fingerprint = ComputeFingerprint(spec_, request_.environment, identity_, HostDeviceFacts()).hash;
+    ASSIGN_OR_RETURN(const DeviceFacts facts, FactsOf(request_.engine, request_.room.inventory));
+    state_->fingerprint = ComputeFingerprint(spec_, request_.environment, identity_, facts).hash;
     return absl::OkStatus();
   }
 

@@ -54,6 +54,12 @@ DeviceFacts HostDeviceFacts() {
   return {{"device.kind", "host"}, {"device.compute_capability", "none"}, {"device.driver_version", "none"}};
 }
 
+DeviceFacts GpuDeviceFacts(const std::string& compute_capability, const std::string& driver_version) {
+  return {{"device.kind", "cuda"},
+          {"device.compute_capability", compute_capability},
+          {"device.driver_version", driver_version}};
+}
+
 std::string HashComponents(const std::map<std::string, std::string>& components) {
   const auto text = CanonicalJson(nlohmann::json(components));
   if (!text.ok()) {

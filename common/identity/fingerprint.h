@@ -21,6 +21,8 @@ namespace weightbroker {
 // What the service knows of the device, by field name; for host memory {"device.compute_capability": "none", ...}.
 using DeviceFacts = std::map<std::string, std::string>;
 DeviceFacts HostDeviceFacts();
+// Of a GPU: "9.0" and "580.159.03", as NVML says them.
+DeviceFacts GpuDeviceFacts(const std::string& compute_capability, const std::string& driver_version);
 
 struct Fingerprint {
   std::string hash;                               // 64 lower-case hexadecimal digits
