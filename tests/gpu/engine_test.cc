@@ -28,8 +28,8 @@ class EveryKind : public GpuTest, public ::testing::WithParamInterface<v1::Handl
 };
 
 INSTANTIATE_TEST_SUITE_P(Gpu, EveryKind, Values(v1::HANDLE_KIND_CUDA_VMM_FD, v1::HANDLE_KIND_CUDA_IPC),
-                         [](const auto& info) {
-                           return info.param == v1::HANDLE_KIND_CUDA_IPC ? "CudaIpc" : "CudaVmm";
+                         [](const auto& kind) {
+                           return kind.param == v1::HANDLE_KIND_CUDA_IPC ? "CudaIpc" : "CudaVmm";
                          });
 
 TEST_P(EveryKind, GivesEnginesTheBytesOfTheFiles) {

@@ -90,8 +90,8 @@ TEST_F(IsolatedEngine, DiesAloneInItsNamespaces) {
   EXPECT_TRUE(Verifies(bystander));
 }
 
-// What each kind of handle needs of its engine's surroundings: measured, for the table in docs/gpu.md. VMM must work
-// everywhere.
+// What each kind of handle needs of its engine's surroundings: measured, for the table in docs/engines-on-gpus.md. VMM
+// must work everywhere.
 TEST_F(IsolatedEngine, IsTriedInEverySurroundingWithEachKind) {
   struct Surrounding {
     const char* name;
@@ -112,7 +112,9 @@ TEST_F(IsolatedEngine, IsTriedInEverySurroundingWithEachKind) {
       const auto works = Works(surrounding.flags);
       printf("handle_needs %s %s %s\n", v1::HandleKind_Name(kind).c_str(), surrounding.name, works ? "works" : "fails");
       if (!works) printf("  %s\n", works.message());
-      if (kind == v1::HANDLE_KIND_CUDA_VMM_FD) EXPECT_TRUE(works) << surrounding.name;
+      if (kind == v1::HANDLE_KIND_CUDA_VMM_FD) {
+        EXPECT_TRUE(works) << surrounding.name;
+      }
     }
     ASSERT_TRUE(Eventually([&] { return service_->Health()->lease_count() == 0; }));
     ASSERT_THAT(service_->Unregister(set->fingerprint(), false), IsOk());
