@@ -37,28 +37,35 @@ void CudaMemory::AddView(CudaDevicePtr address, int64_t size_bytes) {
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Import(const CudaContext& context, const std::string& uuid,
                                                                std::span<const VmmSlab> slabs) {
+  if (slabs.empty()) return Take(context, uuid, std::nullopt, {});
   std::vector<CudaVmmMemory> imported;
+  std::vector<int64_t> slab_bytes;
+  int64_t total_bytes = 0;
   for (const VmmSlab& slab : slabs) {
     ASSIGN_OR_RETURN(CudaVmmMemory memory, CudaVmmMemory::Import(context, slab.fd, slab.size_bytes));
     imported.push_back(std::move(memory));
+    slab_bytes.push_back(slab.size_bytes);
+    total_bytes += slab.size_bytes;
   }
-  return Adopt(context, uuid, imported);
+  ASSIGN_OR_RETURN(CudaReservation range, CudaReservation::Reserve(context, total_bytes));
+  int64_t offset_bytes = 0;
+  for (const CudaVmmMemory& memory : imported) {
+    RETURN_IF_ERROR(range.Map(offset_bytes, memory, CudaAccess::kRead));
+    offset_bytes += memory.size_bytes();
+  }
+  return Take(context, uuid, std::move(range), slab_bytes);
 }
 
-absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Adopt(const CudaContext& context, const std::string& uuid,
-                                                              std::span<const CudaVmmMemory> slabs) {
+std::unique_ptr<CudaMemory> CudaMemory::Take(const CudaContext& context, const std::string& uuid,
+                                             std::optional<CudaReservation> range,
+                                             const std::vector<int64_t>& slab_bytes) {
   std::unique_ptr<CudaMemory> memory(new CudaMemory(context, uuid));
-  if (slabs.empty()) return memory;
-  int64_t total_bytes = 0;
-  for (const CudaVmmMemory& slab : slabs) total_bytes += slab.size_bytes();
-  ASSIGN_OR_RETURN(memory->mappings_->range, CudaReservation::Reserve(context, total_bytes));
-  CudaReservation& range = *memory->mappings_->range;
-  int64_t offset_bytes = 0;
-  for (const CudaVmmMemory& slab : slabs) {
-    RETURN_IF_ERROR(range.Map(offset_bytes, slab, CudaAccess::kRead));
-    memory->AddView(range.address() + static_cast<CudaDevicePtr>(offset_bytes), slab.size_bytes());
-    offset_bytes += slab.size_bytes();
+  CudaDevicePtr next = range.has_value() ? range->address() : 0;
+  for (const int64_t size_bytes : slab_bytes) {
+    memory->AddView(next, size_bytes);
+    next += static_cast<CudaDevicePtr>(size_bytes);
   }
+  memory->mappings_->range = std::move(range);
   return memory;
 }
 

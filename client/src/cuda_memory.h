@@ -46,9 +46,9 @@ class CudaMemory : public ShardMemory {
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Open(const CudaContext& context, const std::string& uuid,
                                                           std::span<const IpcSlab> slabs);
 
-  // Maps memory that this process has filled, read-only from now on.
-  static absl::StatusOr<std::unique_ptr<CudaMemory>> Adopt(const CudaContext& context, const std::string& uuid,
-                                                           std::span<const CudaVmmMemory> slabs);
+  // What this process has mapped itself, its slabs of `slab_bytes` side by side in `range`: none if there are no slabs.
+  static std::unique_ptr<CudaMemory> Take(const CudaContext& context, const std::string& uuid,
+                                          std::optional<CudaReservation> range, const std::vector<int64_t>& slab_bytes);
 
   ~CudaMemory() override;
   CudaMemory(const CudaMemory&) = delete;

@@ -17,11 +17,14 @@ namespace {
 // Of all slabs of a shard; unspecified if it has none, because every tensor is empty.
 absl::StatusOr<v1::HandleKind> KindOf(const v1::ExportHeader& header, bool on_host) {
   v1::HandleKind kind = v1::HANDLE_KIND_UNSPECIFIED;
+  int64_t total_bytes = 0;
   for (const v1::Slab& slab : header.slabs()) {
     const bool fits = (slab.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD) == on_host &&
                       (kind == v1::HANDLE_KIND_UNSPECIFIED || kind == slab.handle_kind());
     kind = slab.handle_kind();
-    if (!fits || kind == v1::HANDLE_KIND_UNSPECIFIED || !v1::HandleKind_IsValid(kind) || slab.size_bytes() <= 0) {
+    const bool has_size =
+        slab.size_bytes() > 0 && !__builtin_add_overflow(total_bytes, slab.size_bytes(), &total_bytes);
+    if (!fits || kind == v1::HANDLE_KIND_UNSPECIFIED || !v1::HandleKind_IsValid(kind) || !has_size) {
       return NotTrusted(absl::StrCat("a slab of kind ", v1::HandleKind_Name(kind), " and ", slab.size_bytes(),
                                      " bytes on ", header.device()));
     }
