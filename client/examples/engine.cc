@@ -49,6 +49,7 @@ void PrintLeaseEvent(const weightbroker::LeaseEvent& event) {
 
 weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
   weightbroker::AttachOptions options;
+  options.rank = flags.rank;
   options.fallback = flags.fallback;
   options.register_if_missing = flags.register_if_missing;
   options.prefault = flags.prefault ? weightbroker::Prefault::kPopulate : weightbroker::Prefault::kNone;
@@ -94,6 +95,7 @@ int ReadWeightsOfGpu(const EngineFlags& flags, const std::vector<example::View>&
 int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   weightbroker::WeightSpec spec;
   spec.model = flags.model;
+  spec.tensor_parallel_size = flags.tensor_parallel_size;
   const double start = example::Now();
   const auto weights = client.Attach(spec, ToAttachOptions(flags));
   const double attach_seconds = example::Now() - start;

@@ -16,6 +16,8 @@ struct Flags {
   std::string socket;  // empty: not given
   std::string model;
   std::string torch_version;
+  int tensor_parallel_size = 1;
+  int rank = 0;
   bool register_if_missing = false;
   bool json = false;
   bool write_fault = false;

@@ -128,12 +128,6 @@ absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const
   }
 }
 
-// Whether registering would give what Export did not find.
-bool IsMissing(const absl::Status& status) {
-  return HasReason(status, Reason::kNotResident) || HasReason(status, Reason::kFingerprintMismatch) ||
-         HasReason(status, Reason::kStillLoading);
-}
-
 std::vector<v1::HandleKind> KindsFor(const AttachOptions& options, const EngineDevice& engine) {
   std::vector<v1::HandleKind> kinds;
   for (const HandleKind kind : options.handle_kinds) kinds.push_back(static_cast<v1::HandleKind>(kind));
@@ -155,7 +149,7 @@ class ServiceAttach {
         kinds_(KindsFor(options, engine)) {}
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
-    ASSIGN_OR_RETURN(connection_, services_.For(engine_.is_host() ? "host" : engine_.uuid));
+    ASSIGN_OR_RETURN(connection_, services_.For(engine_.name()));
     if (services_.per_gpu() && options_.devices.size() > 1) return AttachOneOfSeveralServices();
     auto state = Export(connection_, ExportBySpec(), engine_, options_);
     if (!options_.register_if_missing || !IsMissing(state.status())) return state;
@@ -229,6 +223,11 @@ LoadProgress ToPublic(const v1::RegisterProgress& progress) {
 }
 
 }  // namespace
+
+bool IsMissing(const absl::Status& status) {
+  return HasReason(status, Reason::kNotResident) || HasReason(status, Reason::kFingerprintMismatch) ||
+         HasReason(status, Reason::kStillLoading);
+}
 
 absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,
                                               Deadline deadline,

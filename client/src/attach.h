@@ -19,6 +19,9 @@ absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& se
                                                               const v1::Environment& environment,
                                                               const EngineDevice& engine, const AttachOptions& options);
 
+// Whether that failed only because the weights are not there, or not yet.
+bool IsMissing(const absl::Status& status);
+
 // Has the service make the weights resident, joining a load that is under way. Gives the set as it became resident.
 absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, const v1::RegisterRequest& request,
                                               Deadline deadline,

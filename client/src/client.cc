@@ -7,6 +7,7 @@
 #include "client/src/disk.h"
 #include "client/src/engine_device.h"
 #include "client/src/gpu_room.h"
+#include "client/src/publish.h"
 #include "client/src/services.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
@@ -44,6 +45,38 @@ class ClientState {
     return FromDisk(proto, engine, options, attached.status());
   }
 
+  Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Client::Loader& load,
+                                        const PublishOptions& options) const {
+    if (services_ == nullptr) {
+      return client::ToPublic(MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
+    }
+    const auto engine = FindEngineDevice(options.attach.cuda_device);
+    if (!engine.ok()) return client::ToPublic(engine.status());
+    const auto connection = services_->For(engine->name());
+    if (!connection.ok()) return client::ToPublic(connection.status());
+    // A broker that ends takes a publication with it: once more is worth the engine's trouble, for ever is not.
+    constexpr int kMaxLoads = 3;
+    const v1::WeightSpec proto = ToProto(spec);
+    const Deadline deadline = DeadlineIn(options.attach.load_deadline);
+    AttachOptions attach = options.attach;
+    attach.register_if_missing = false;
+    int loads = 0;
+    while (true) {
+      auto attached = AttachToService(*services_, proto, environment_, *engine, attach);
+      if (attached.ok()) {
+        (*attached)->source.kind = SourceKind::kAttached;
+        return MappedWeights(*std::move(attached));
+      }
+      if (!IsMissing(attached.status())) return client::ToPublic(attached.status());
+      const PublishOutcome outcome = OfferToPublish(**connection, proto, environment_, load, options, deadline);
+      if (!outcome.load_failure.ok()) return outcome.load_failure;
+      loads += outcome.loaded ? 1 : 0;
+      const bool worth_it = HasReason(outcome.status, Reason::kPublisherGone) ||
+                            (HasReason(outcome.status, Reason::kServiceUnavailable) && loads < kMaxLoads);
+      if (!outcome.status.ok() && !worth_it) return client::ToPublic(outcome.status);
+    }
+  }
+
  private:
   static v1::WeightSpec ToProto(const WeightSpec& spec) {
     v1::WeightSpec proto;
@@ -52,6 +85,13 @@ class ClientState {
     proto.set_quantization(spec.quantization);
     proto.set_dtype(spec.dtype);
     proto.set_layout(spec.layout);
+    proto.set_pipeline_parallel_size(spec.pipeline_parallel_size);
+    proto.set_expert_parallel_size(spec.expert_parallel_size);
+    proto.set_data_parallel_size(spec.data_parallel_size);
+    proto.set_mtp_layers(spec.mtp_layers);
+    proto.mutable_unquantized_modules()->Assign(spec.unquantized_modules.begin(), spec.unquantized_modules.end());
+    proto.set_engine(spec.engine);
+    proto.set_engine_version(spec.engine_version);
     return proto;
   }
 
@@ -88,7 +128,7 @@ class ClientState {
                       std::unique_ptr<GpuInventory>* inventory) const {
     RoomOptions room;
     if (services_ != nullptr) {
-      if (const auto service = services_->For(engine.uuid); service.ok()) room.service = service->get();
+      if (const auto service = services_->For(engine.name()); service.ok()) room.service = service->get();
     }
     if (auto nvml = OpenNvml(); nvml.ok()) *inventory = *std::move(nvml);
     room.inventory = inventory->get();
@@ -142,6 +182,11 @@ Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {
   return state_->Attach(spec, options);
+}
+
+Result<MappedWeights> Client::AttachOrPublish(const WeightSpec& spec, const Loader& load,
+                                              const PublishOptions& options) const {
+  return state_->AttachOrPublish(spec, load, options);
 }
 
 }  // namespace weightbroker

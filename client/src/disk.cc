@@ -1,6 +1,5 @@
 #include "client/src/disk.h"
 
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,8 +15,10 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/identity/checkpoint_identity.h"
 #include "common/identity/fingerprint.h"
+#include "common/load/host_destination.h"
 #include "common/load/load_engine.h"
 #include "common/memory/host_slab.h"
+#include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/plan/plan.h"
 #include "common/quant/gate.h"
@@ -78,7 +79,7 @@ class DiskLoad {
     ASSIGN_OR_RETURN(const std::vector<Digest> digests, Fill());
     Report("VERIFYING", plan_.read_bytes);
     RETURN_IF_ERROR(CheckUnchanged(file_system_, identity_));
-    RETURN_IF_ERROR(request_.engine.is_host() ? SealAndMap() : MoveToGpu());
+    RETURN_IF_ERROR(Protect());
     RETURN_IF_ERROR(DecodeManifest(digests));
     Report("RESIDENT", plan_.read_bytes);
     return std::move(state_);
@@ -99,33 +100,49 @@ class DiskLoad {
   absl::Status Plan() {
     ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(file_system_, spec_.model()));
     ASSIGN_OR_RETURN(const Quantization quantization, CheckQuantization(checkpoint_));
-    RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(spec_, checkpoint_, quantization.method));
-    ASSIGN_OR_RETURN(plan_, PlanShard(checkpoint_, request_.rank));
+    ASSIGN_OR_RETURN(plan_, PlanNode({.checkpoint = checkpoint_,
+                                      .spec = spec_,
+                                      .quantization = quantization,
+                                      .architectures = ArchitectureSet::Embedded(),
+                                      .ranks = {request_.rank}}));
     return absl::OkStatus();
   }
 
   absl::Status AllocateSlabs() {
     if (!request_.engine.is_host()) {
-      ASSIGN_OR_RETURN(gpu_memory_, PrivateGpuMemory::Create(request_.engine, plan_.slab_bytes, request_.room));
+      ASSIGN_OR_RETURN(gpu_memory_, PrivateGpuMemory::Create(request_.engine, shard(), request_.room));
+      return absl::OkStatus();
     }
-    for (const int64_t size_bytes : plan_.slab_bytes) {
+    for (const int64_t size_bytes : shard().slab_bytes) {
       ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
       slabs_.push_back(std::move(slab));
     }
+    destination_ = MakeHostDestination(shard(), slabs_);
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<Digest>> Fill() {
     LoadOptions options;
     options.reader_threads = request_.threads;
-    return LoadShard({file_system_, checkpoint_, identity_, plan_}, slabs_, options, [this](int64_t done_bytes) {
-      Report("LOADING", done_bytes);
-      return absl::OkStatus();
-    });
+    if (gpu_memory_ != nullptr) options = gpu_memory_->Tune(options);
+    const auto destinations = gpu_memory_ != nullptr ? gpu_memory_->destinations() : std::span(&destination_, 1);
+    ASSIGN_OR_RETURN(auto digests, LoadNode({file_system_, checkpoint_, identity_, plan_}, destinations, options,
+                                            [this](int64_t done_bytes) {
+                                              Report("LOADING", done_bytes);
+                                              return absl::OkStatus();
+                                            }));
+    return std::move(digests.front());
+  }
+
+  absl::Status Protect() {
+    if (gpu_memory_ == nullptr) return SealAndMap();
+    ASSIGN_OR_RETURN(state_->memory, std::move(*gpu_memory_).Finish());
+    return absl::OkStatus();
   }
 
   // Sealed like the service's memory, so that a stray write ends this process instead of changing a weight.
   absl::Status SealAndMap() {
+    destination_.reset();
     auto memory = std::make_unique<HostMemory>();
     for (HostSlab& slab : slabs_) {
       ASSIGN_OR_RETURN(const SealedSlab sealed, std::move(slab).Seal());
@@ -135,24 +152,19 @@ class DiskLoad {
     return absl::OkStatus();
   }
 
-  absl::Status MoveToGpu() {
-    for (size_t i = 0; i < slabs_.size(); ++i) RETURN_IF_ERROR(gpu_memory_->Write(i, 0, slabs_[i].writable_bytes()));
-    slabs_.clear();
-    ASSIGN_OR_RETURN(state_->memory, (*std::move(gpu_memory_)).Finish());
-    return absl::OkStatus();
-  }
-
   // Through the same bytes as the service's manifest, so that there is one way to get an address.
   absl::Status DecodeManifest(const std::vector<Digest>& digests) {
-    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests));
+    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(shard(), digests));
     ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(manifest));
     std::vector<int64_t> slab_bytes;
     for (const SlabView& slab : state_->memory->slabs()) slab_bytes.push_back(slab.size_bytes);
-    ManifestDecoder decoder(std::move(slab_bytes), static_cast<int64_t>(plan_.tensors.size()));
+    ManifestDecoder decoder(std::move(slab_bytes), static_cast<int64_t>(shard().tensors.size()));
     for (const std::string_view frame : frames) RETURN_IF_ERROR(decoder.Add(RawMessage(frame)));
     ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish(state_->memory->slabs()));
     return absl::OkStatus();
   }
+
+  const ShardPlan& shard() const { return plan_.shards.front(); }
 
   void Report(const char* phase, int64_t done_bytes) const {
     if (request_.on_progress) request_.on_progress({phase, done_bytes, plan_.read_bytes, 0});
@@ -163,9 +175,10 @@ class DiskLoad {
   v1::WeightSpec spec_;
   CheckpointIdentity identity_;
   Checkpoint checkpoint_;
-  ShardPlan plan_;
+  NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
-  std::optional<PrivateGpuMemory> gpu_memory_;
+  std::unique_ptr<Destination> destination_;      // on the host
+  std::unique_ptr<PrivateGpuMemory> gpu_memory_;  // on a GPU
   std::unique_ptr<WeightsState> state_ = std::make_unique<WeightsState>();
 };
 

@@ -62,7 +62,7 @@ absl::StatusOr<EngineDevice> FindEngineDevice(CudaDriver& driver, int cuda_devic
 }
 
 absl::Status CheckLiesOn(const EngineDevice& engine, const std::string& shard_device) {
-  const std::string own = engine.is_host() ? kHost : engine.uuid;
+  const std::string own = engine.name();
   if (shard_device == own) return absl::OkStatus();
   const std::map<std::string, std::string> metadata = {{"device_uuid", shard_device}, {"wanted_uuid", own}};
   if (engine.is_host()) {

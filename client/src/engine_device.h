@@ -19,6 +19,8 @@ struct EngineDevice {
   std::string uuid;              // empty on the host
 
   bool is_host() const { return driver == nullptr; }
+  // As the service names devices: its UUID, or "host".
+  std::string name() const { return is_host() ? "host" : uuid; }
 };
 
 // The GPU of number `cuda_device` in this process, or for -1 the host, which takes no driver. GPU_UNAVAILABLE,

@@ -7,8 +7,8 @@
 #include "client/src/block_signals.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
-#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 
 namespace weightbroker::client {
 namespace {
@@ -38,8 +38,8 @@ absl::StatusOr<std::unique_ptr<Lease>> Lease::Start(std::shared_ptr<const Connec
                                                     const v1::ExportHeader& header, LeaseOptions options) {
   std::unique_ptr<Lease> lease(new Lease(std::move(connection), std::move(stream), header, std::move(options)));
   const BlockSignals block;
-  if (TryStartThread(&lease->watcher_, [watched = lease.get()] { watched->Watch(); })) return lease;
-  return SystemError("cannot start the thread that watches the lease", EAGAIN);
+  ASSIGN_OR_RETURN(lease->watcher_, StartThread("watching a lease", [watched = lease.get()] { watched->Watch(); }));
+  return lease;
 }
 
 Lease::Lease(std::shared_ptr<const Connection> connection, std::unique_ptr<ExportStream> stream,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,9 @@ enum TensorField : int {
   kSizeBytes = 6,
   kAliasOf = 7,
   kDigest = 8,
+  kStrides = 9,
+  kKind = 10,
+  kMetadata = 11,
 };
 
 // What a service may announce before it has sent anything: memory for more is taken as tensors arrive.
@@ -61,12 +65,48 @@ bool AppendPacked(std::string_view bytes, std::vector<int64_t>* values) {
 }
 
 // The length that dtype and shape give; -1 if a dimension is negative or the product overflows.
-int64_t ExpectedBytes(DataType dtype, const std::vector<int64_t>& shape) {
+int64_t ContiguousBytes(DataType dtype, const std::vector<int64_t>& shape) {
   int64_t bytes = DataTypeBytes(dtype);
   for (const int64_t dimension : shape) {
     if (dimension < 0 || __builtin_mul_overflow(bytes, dimension, &bytes)) return -1;
   }
   return bytes;
+}
+
+// The length from the first element to the last, with strides if there are any; -1 if it cannot be.
+int64_t ExpectedBytes(DataType dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  const int64_t contiguous = ContiguousBytes(dtype, shape);
+  if (strides.empty() || contiguous <= 0) return contiguous;
+  if (strides.size() != shape.size()) return -1;
+  int64_t elements = 1;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    int64_t distance = 0;
+    if (strides[i] < 0 || __builtin_mul_overflow(shape[i] - 1, strides[i], &distance) ||
+        __builtin_add_overflow(elements, distance, &elements)) {
+      return -1;
+    }
+  }
+  int64_t bytes = 0;
+  return __builtin_mul_overflow(elements, DataTypeBytes(dtype), &bytes) ? -1 : bytes;
+}
+
+// Whether the bytes of `part` are among those of `whole`.
+bool LiesInside(const Tensor& part, const Tensor& whole) {
+  if (part.size_bytes == 0) return true;
+  return whole.size_bytes > 0 && part.data >= whole.data &&
+         part.data + part.size_bytes <= whole.data + whole.size_bytes;
+}
+
+// An entry of a map<string, string>.
+std::optional<TensorNote> ParseNote(std::string_view bytes) {
+  TensorNote note;
+  WireReader reader(bytes);
+  while (reader.Next()) {
+    if (reader.field() == 1) note.first = reader.bytes();
+    if (reader.field() == 2) note.second = reader.bytes();
+  }
+  if (!reader.ok()) return std::nullopt;
+  return note;
 }
 
 }  // namespace
@@ -79,6 +119,8 @@ struct ManifestDecoder::Row {
   int64_t size_bytes = 0;
   std::string_view alias_of;
   std::string_view digest;
+  TensorKind kind = TensorKind::kUnspecified;
+  std::vector<TensorNote> metadata;
 };
 
 Dimensions DimensionPool::Copy(const std::vector<int64_t>& dimensions) {
@@ -141,6 +183,9 @@ absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
   tensor.shape = manifest_.dimensions.Copy(shape_);
   tensor.size_bytes = row.size_bytes;
   tensor.alias_of = row.alias_of;
+  tensor.stated_strides = manifest_.dimensions.Copy(strides_);
+  tensor.kind = row.kind;
+  tensor.metadata = std::move(row.metadata);
   memcpy(tensor.digest.data(), row.digest.data(), tensor.digest.size());
   places_.push_back({static_cast<size_t>(row.slab), row.offset_bytes});
   if (row.alias_of.empty()) manifest_.total_bytes += row.size_bytes;
@@ -149,6 +194,7 @@ absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
 
 absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
   shape_.clear();
+  strides_.clear();
   WireReader reader(bytes);
   bool well_formed = true;
   while (reader.Next()) {
@@ -177,10 +223,23 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
       case kDigest:
         row->digest = reader.bytes();
         break;
+      case kStrides:
+        well_formed = AppendPacked(reader.bytes(), &strides_) && well_formed;
+        break;
+      case kKind:
+        row->kind = static_cast<TensorKind>(reader.varint());
+        break;
+      case kMetadata: {
+        const std::optional<TensorNote> note = ParseNote(reader.bytes());
+        if (note.has_value()) row->metadata.push_back(*note);
+        well_formed = note.has_value() && well_formed;
+        break;
+      }
       default:  // of a later version
         break;
     }
   }
+  std::sort(row->metadata.begin(), row->metadata.end());
   return reader.ok() && well_formed ? absl::OkStatus() : NotTrusted(row->name, "is not a serialized Tensor");
 }
 
@@ -194,7 +253,7 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
   if (DataTypeBytes(row.dtype) == 0) {
     return NotTrusted(row.name, absl::StrCat("has the unknown element type ", static_cast<int32_t>(row.dtype)));
   }
-  if (const int64_t expected = ExpectedBytes(row.dtype, shape_); row.size_bytes != expected) {
+  if (const int64_t expected = ExpectedBytes(row.dtype, shape_, strides_); row.size_bytes != expected) {
     return NotTrusted(row.name, absl::StrCat("has ", row.size_bytes, " bytes but type and shape give ", expected));
   }
   if (row.digest.size() != TensorDigest().size()) {
@@ -204,9 +263,9 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
   if (row.slab < 0 || row.slab >= static_cast<int64_t>(slab_bytes_.size())) {
     return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slab_bytes_.size()));
   }
-  if (row.offset_bytes < 0 || row.offset_bytes % kTensorAlignmentBytes != 0) {
-    return NotTrusted(row.name,
-                      absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ", kTensorAlignmentBytes));
+  const int64_t alignment = row.alias_of.empty() ? kTensorAlignmentBytes : DataTypeBytes(row.dtype);
+  if (row.offset_bytes < 0 || row.offset_bytes % alignment != 0) {
+    return NotTrusted(row.name, absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ", alignment));
   }
   const int64_t slab_bytes = slab_bytes_[static_cast<size_t>(row.slab)];
   if (row.size_bytes > slab_bytes || row.offset_bytes > slab_bytes - row.size_bytes) {
@@ -220,8 +279,7 @@ absl::Status ManifestDecoder::CheckAliases() const {
   for (const Tensor& alias : manifest_.tensors) {
     if (alias.alias_of.empty()) continue;
     const Tensor* target = FindTensor(manifest_.tensors, alias.alias_of);
-    if (target == nullptr || !target->alias_of.empty() || target->data != alias.data ||
-        target->size_bytes != alias.size_bytes || target->dtype != alias.dtype) {
+    if (target == nullptr || !target->alias_of.empty() || !LiesInside(alias, *target)) {
       return NotTrusted(alias.name, absl::StrCat("is an alias of \"", ToAbsl(alias.alias_of),
                                                  "\", which is no tensor with that memory"));
     }

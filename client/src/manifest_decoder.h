@@ -75,8 +75,9 @@ class ManifestDecoder {
 
   const std::vector<int64_t> slab_bytes_;
   const int64_t tensor_count_;
-  std::vector<int64_t> shape_;  // of the row in hand; kept for its memory
-  std::vector<Place> places_;   // of each tensor so far
+  std::vector<int64_t> shape_;    // of the row in hand; kept for its memory
+  std::vector<int64_t> strides_;  // likewise
+  std::vector<Place> places_;     // of each tensor so far
   Manifest manifest_;
 };
 

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
-#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "common/memory/host_slab.h"
 
 #ifndef MADV_POPULATE_READ
@@ -56,9 +56,9 @@ void SlabMapping::Prefault(int threads) const {
     const auto populate = [this, begin, end] {
       madvise(const_cast<std::byte*>(data_) + begin, static_cast<size_t>(end - begin), MADV_POPULATE_READ);
     };
-    std::thread worker;
-    if (TryStartThread(&worker, populate)) {
-      workers.push_back(std::move(worker));
+    auto worker = StartThread("touching pages", populate);
+    if (worker.ok()) {
+      workers.push_back(*std::move(worker));
     } else {
       populate();
     }

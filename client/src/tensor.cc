@@ -27,6 +27,7 @@ const char* DataTypeName(DataType dtype) { return RowOf(dtype).name; }
 int64_t DataTypeBytes(DataType dtype) { return RowOf(dtype).bytes; }
 
 std::vector<int64_t> Tensor::Strides() const {
+  if (!stated_strides.empty()) return {stated_strides.begin(), stated_strides.end()};
   std::vector<int64_t> strides(shape.size());
   int64_t stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
-#include "common/base/start_thread.h"
 #include "common/base/strings.h"
+#include "common/base/thread.h"
 #include "common/memory/digest.h"
 
 namespace weightbroker::client {
@@ -81,9 +81,9 @@ absl::Status VerifyDigests(const std::vector<Tensor>& tensors, int threads) {
   };
   std::vector<std::thread> workers;
   for (int i = 1; i < threads; ++i) {
-    std::thread worker;
-    if (!TryStartThread(&worker, work)) break;  // those that are there do all of it
-    workers.push_back(std::move(worker));
+    auto worker = StartThread("verifying tensors", work);
+    if (!worker.ok()) break;  // those that are there do all of it
+    workers.push_back(*std::move(worker));
   }
   work();
   for (std::thread& worker : workers) worker.join();

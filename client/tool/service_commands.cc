@@ -14,9 +14,9 @@
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -51,6 +51,27 @@ std::vector<std::string> DescribeSet(const v1::WeightSet& set) {
           Printable(set.spec().model())};
 }
 
+std::vector<std::string> DescribeShard(const v1::WeightSet& set, const v1::Shard& shard) {
+  return {set.fingerprint().substr(0, kShortFingerprint),
+          absl::StrCat(shard.rank()),
+          shard.device(),
+          WithoutPrefix(v1::HandleKind_Name(shard.handle_kind()), "HANDLE_KIND_"),
+          absl::StrCat(shard.tensor_count()),
+          FormatBytes(shard.size_bytes()),
+          absl::StrCat(shard.lease_count())};
+}
+
+// Of the sets that have more than rank 0, every rank.
+void PrintShards(const RepeatedPtrField<v1::WeightSet>& sets) {
+  std::vector<std::vector<std::string>> rows = {
+      {"FINGERPRINT", "RANK", "DEVICE", "HANDLE", "TENSORS", "MEMORY", "LEASES"}};
+  for (const v1::WeightSet& set : sets) {
+    if (set.shards_size() == 1 && set.shards(0).rank() == 0) continue;
+    for (const v1::Shard& shard : set.shards()) rows.push_back(DescribeShard(set, shard));
+  }
+  if (rows.size() > 1) printf("\n%s", FormatTable(rows).c_str());
+}
+
 void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   if (sets.empty()) {
     printf("no weight sets\n");
@@ -60,6 +81,7 @@ void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
       {"FINGERPRINT", "GEN", "STATE", "TENSORS", "MEMORY", "LEASES", "LOADED IN", "MODEL"}};
   for (const v1::WeightSet& set : sets) rows.push_back(DescribeSet(set));
   printf("%s", FormatTable(rows).c_str());
+  PrintShards(sets);
   for (const v1::WeightSet& set : sets) {
     if (!set.has_failure()) continue;
     printf("%s failed: %s [%s]\n", set.fingerprint().substr(0, kShortFingerprint).c_str(),
@@ -111,9 +133,10 @@ ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
 
 v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   v1::RegisterRequest request;
+  *request.mutable_spec() = flags.spec;
   request.mutable_spec()->set_model(flags.model);
-  request.mutable_spec()->set_quantization(flags.quantization);
-  request.mutable_spec()->set_dtype(flags.dtype);
+  for (const int rank : flags.ranks) request.add_ranks(rank);
+  for (const std::string& device : flags.devices) request.add_devices(device);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_wait(flags.wait);
   return request;

@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "client/tool/output.h"
+#include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker::tool {
 
@@ -18,8 +20,9 @@ struct ServiceFlags {
 struct RegisterFlags {
   std::string model;
   std::string torch_version;
-  std::string quantization;
-  std::string dtype;
+  v1::WeightSpec spec;               // but for its model
+  std::vector<int> ranks;            // empty: all of them
+  std::vector<std::string> devices;  // of each; empty: the service chooses
   bool wait = true;
   std::chrono::milliseconds load_timeout{3'600'000};
 };

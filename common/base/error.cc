@@ -6,6 +6,8 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/quote.h"
+#include "common/base/strings.h"
 #include "common/base/wire.h"
 
 namespace weightbroker {
@@ -83,21 +85,15 @@ std::optional<ErrorInfo> ParseErrorInfo(const absl::Status& status) {
   return info;
 }
 
-std::string CutMessage(const std::string& message) {
-  if (message.size() <= kMaxMessageBytes) return message;
-  size_t end = kMaxMessageBytes;
-  while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 sequence
-  return absl::StrCat(message.substr(0, end), "... (", message.size() - end, " more bytes)");
-}
-
 ErrorInfo CutMetadata(const ErrorInfo& info) {
   ErrorInfo cut{info.reason, info.domain, {}};
   size_t bytes = 0;
   size_t left_out = 0;
-  for (const auto& [key, value] : info.metadata) {
+  for (const auto& [key, raw_value] : info.metadata) {
+    const std::string value = ToUtf8(raw_value);
     bytes += key.size() + value.size() + 8;
     if (bytes <= kMaxMetadataBytes) {
-      cut.metadata[key] = value;
+      cut.metadata[ToUtf8(key)] = value;
     } else {
       ++left_out;
     }
@@ -140,7 +136,7 @@ bool HasReason(const absl::Status& status, Reason reason) {
 std::string SerializeRpcStatus(const absl::Status& status) {
   WireWriter writer;
   if (!status.ok()) writer.AddVarint(kCodeField, static_cast<uint64_t>(status.code()));
-  writer.AddBytes(kMessageField, CutMessage(std::string(status.message())));
+  writer.AddBytes(kMessageField, CutUtf8WithCount(ToUtf8(ToStd(status.message())), kMaxMessageBytes));
   if (const auto info = ParseErrorInfo(status); info.has_value()) {
     WireWriter any;
     any.AddBytes(kTypeUrlField, kErrorInfoTypeUrl);

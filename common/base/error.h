@@ -42,7 +42,8 @@ bool HasReason(const absl::Status& status, Reason reason);
 
 // Serializes as google.rpc.Status (code, message, details) and back. Message and details together are cut to stay
 // under 4 KiB: past about 8 KiB of trailing metadata a default gRPC client sees RESOURCE_EXHAUSTED instead. What is cut
-// is said with a count. ParseRpcStatus gives INTERNAL for bytes that are not such a message.
+// is said with a count. Bytes that are not UTF-8 become \xNN: a strict client would otherwise lose the whole of it.
+// ParseRpcStatus gives INTERNAL for bytes that are not such a message.
 std::string SerializeRpcStatus(const absl::Status& status);
 absl::Status ParseRpcStatus(std::string_view bytes);
 

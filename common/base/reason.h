@@ -15,7 +15,6 @@ namespace weightbroker {
   /* requests */                                                             \
   X(kInvalidArgument, "INVALID_ARGUMENT", kInvalidArgument)                  \
   X(kEnvironmentRequired, "ENVIRONMENT_REQUIRED", kInvalidArgument)          \
-  X(kParallelismUnsupported, "PARALLELISM_UNSUPPORTED", kUnimplemented)      \
   X(kLayoutUnsupported, "LAYOUT_UNSUPPORTED", kInvalidArgument)              \
   X(kDtypeMismatch, "DTYPE_MISMATCH", kFailedPrecondition)                   \
   X(kDeviceUnknown, "DEVICE_UNKNOWN", kInvalidArgument)                      \
@@ -52,6 +51,12 @@ namespace weightbroker {
   X(kQuantizationMalformed, "QUANTIZATION_MALFORMED", kFailedPrecondition)   \
   X(kQuantizationConflict, "QUANTIZATION_CONFLICT", kFailedPrecondition)     \
   X(kQuantizationContradicted, "QUANTIZATION_CONTRADICTED", kFailedPrecondition) \
+  X(kWeightNotFinite, "WEIGHT_NOT_FINITE", kFailedPrecondition)              \
+  /* how they are split */                                                   \
+  X(kArchitectureUnknown, "ARCHITECTURE_UNKNOWN", kFailedPrecondition)       \
+  X(kArchitectureMismatch, "ARCHITECTURE_MISMATCH", kFailedPrecondition)     \
+  X(kArchitectureInvalid, "ARCHITECTURE_INVALID", kInvalidArgument)          \
+  X(kSplitImpossible, "SPLIT_IMPOSSIBLE", kFailedPrecondition)               \
   /* weight sets */                                                          \
   X(kFingerprintMismatch, "FINGERPRINT_MISMATCH", kFailedPrecondition)       \
   X(kNotResident, "NOT_RESIDENT", kNotFound)                                 \
@@ -63,6 +68,14 @@ namespace weightbroker {
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \
+  X(kLoaderStalled, "LOADER_STALLED", kInternal)                             \
+  /* publishing */                                                           \
+  X(kPublishRequired, "PUBLISH_REQUIRED", kFailedPrecondition)               \
+  X(kPublisherGone, "PUBLISHER_GONE", kAborted)                              \
+  X(kPublicationUnknown, "PUBLICATION_UNKNOWN", kNotFound)                   \
+  X(kPromiseBroken, "PROMISE_BROKEN", kFailedPrecondition)                   \
+  X(kManifestInvalid, "MANIFEST_INVALID", kInvalidArgument)                  \
+  X(kStillWritable, "STILL_WRITABLE", kFailedPrecondition)                   \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \

@@ -57,6 +57,28 @@ absl::Status WaitFor(int socket, short events, std::optional<std::chrono::steady
   }
 }
 
+// sendmsg; 0 or an errno.
+int SendOnce(int socket, std::string_view bytes, std::span<const int> fds, int flags) {
+  iovec part{.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
+  alignas(cmsghdr) char control_buffer[kControlBytes] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (!fds.empty()) {
+    header.msg_control = control_buffer;
+    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* control = CMSG_FIRSTHDR(&header);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(control), fds.data(), fds.size_bytes());
+  }
+  while (sendmsg(socket, &header, MSG_NOSIGNAL | flags) < 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
 std::vector<UniqueFd> TakeFds(msghdr& header) {
   std::vector<UniqueFd> fds;
   for (cmsghdr* control = CMSG_FIRSTHDR(&header); control != nullptr; control = CMSG_NXTHDR(&header, control)) {
@@ -81,32 +103,19 @@ absl::StatusOr<SocketPair> CreateSeqpacketPair() {
 
 absl::Status SendMessage(int socket, std::string_view bytes, std::span<const int> fds) {
   RETURN_IF_ERROR(CheckSendable(bytes, fds));
-  iovec part{.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
-  alignas(cmsghdr) char control_buffer[kControlBytes] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (!fds.empty()) {
-    header.msg_control = control_buffer;
-    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* control = CMSG_FIRSTHDR(&header);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(control), fds.data(), fds.size_bytes());
-  }
-  while (sendmsg(socket, &header, MSG_NOSIGNAL) < 0) {
-    if (errno == EPIPE || errno == ECONNRESET) return PeerGone("send");
-    if (errno == ETOOMANYREFS) {
+  while (const int error = SendOnce(socket, bytes, fds, 0)) {
+    if (error == EPIPE || error == ECONNRESET) return PeerGone("send");
+    if (error == ETOOMANYREFS) {
       return SystemError("sendmsg: too many descriptors of this user are in flight; raise RLIMIT_NOFILE", ETOOMANYREFS);
     }
-    if (errno == EAGAIN) {  // a non-blocking socket
-      RETURN_IF_ERROR(WaitFor(socket, POLLOUT, std::nullopt));
-    } else if (errno != EINTR) {
-      return SystemError("sendmsg", errno);
-    }
+    if (error != EAGAIN) return SystemError("sendmsg", error);
+    RETURN_IF_ERROR(WaitFor(socket, POLLOUT, std::nullopt));  // a non-blocking socket
   }
   return absl::OkStatus();
+}
+
+int SendNow(int socket, std::string_view bytes, std::span<const int> fds) {
+  return SendOnce(socket, bytes, fds, MSG_DONTWAIT);
 }
 
 absl::StatusOr<SocketMessage> ReceiveMessage(int socket, std::optional<std::chrono::milliseconds> timeout) {
@@ -157,6 +166,15 @@ int64_t RaiseFdLimit() {
     if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
   return static_cast<int64_t>(limit.rlim_cur);
+}
+
+absl::StatusOr<int64_t> RaiseFdLimitTo(int64_t least) {
+  const int64_t limit = RaiseFdLimit();
+  if (limit >= least) return limit;
+  return SystemError(
+      absl::StrCat("this process may have ", limit, " open files (RLIMIT_NOFILE, hard) and needs at least ", least,
+                   ": raise it with LimitNOFILE= of the unit or `ulimit -Hn`"),
+      EMFILE);
 }
 
 }  // namespace weightbroker

@@ -39,6 +39,11 @@ struct SocketMessage {
 // SERVICE_UNAVAILABLE if the other side has gone (never SIGPIPE); SYSTEM_ERROR otherwise.
 absl::Status SendMessage(int socket, std::string_view bytes, std::span<const int> fds = {});
 
+// Sends over any Unix socket if it can be done without waiting. 0, or the errno: EAGAIN if there is no room,
+// ETOOMANYREFS if too many descriptors of this user are in flight. A stream may take a part of the bytes, and all
+// descriptors with it, without saying so: send one byte with them there.
+int SendNow(int socket, std::string_view bytes, std::span<const int> fds = {});
+
 // Receives one message, waiting for it. PROTOCOL_ERROR if descriptors were lost (MSG_CTRUNC: this process is at its
 // RLIMIT_NOFILE) or the message is over-long: none of its descriptors leak. DEADLINE_EXCEEDED after `timeout`.
 absl::StatusOr<SocketMessage> ReceiveMessage(int socket,
@@ -46,5 +51,8 @@ absl::StatusOr<SocketMessage> ReceiveMessage(int socket,
 
 // Raises RLIMIT_NOFILE to its hard limit. Returns the limit that is in force.
 int64_t RaiseFdLimit();
+
+// The same, and SYSTEM_ERROR saying where to raise the hard limit if that is under `least`.
+absl::StatusOr<int64_t> RaiseFdLimitTo(int64_t least);
 
 }  // namespace weightbroker

@@ -7,9 +7,9 @@
 #include "absl/strings/str_split.h"
 #include "common/base/error.h"
 #include "common/base/json.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/quote.h"
 
 namespace weightbroker {
 namespace {

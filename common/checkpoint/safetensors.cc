@@ -11,10 +11,10 @@
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
 #include "common/base/json.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "common/checkpoint/file_kind.h"
-#include "common/checkpoint/quote.h"
 
 namespace weightbroker {
 namespace {

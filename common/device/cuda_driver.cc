@@ -60,6 +60,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(event_record, "cuEventRecord", (CudaEvent, CudaStream))                                                           \
   X(event_synchronize, "cuEventSynchronize", (CudaEvent))                                                             \
   X(memcpy_htod_async, "cuMemcpyHtoDAsync_v2", (CudaDevicePtr, const void*, size_t, CudaStream))                      \
+  X(memcpy_2d_async, "cuMemcpy2DAsync_v2", (const CudaMemcpy2D*, CudaStream))                                         \
   X(memcpy_dtoh_async, "cuMemcpyDtoHAsync_v2", (void*, CudaDevicePtr, size_t, CudaStream))                            \
   X(memcpy_dtod_async, "cuMemcpyDtoDAsync_v2", (CudaDevicePtr, CudaDevicePtr, size_t, CudaStream))                    \
   X(memset_d8_async, "cuMemsetD8Async", (CudaDevicePtr, unsigned char, size_t, CudaStream))                           \
@@ -71,6 +72,29 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(get_error_name, "cuGetErrorName", (CudaResult, const char**))                                                     \
   X(get_error_string, "cuGetErrorString", (CudaResult, const char**))
 // clang-format on
+
+constexpr int kMemoryHost = 1;    // CU_MEMORYTYPE_HOST
+constexpr int kMemoryDevice = 2;  // CU_MEMORYTYPE_DEVICE
+
+// CUDA_MEMCPY2D.
+struct CudaMemcpy2D {
+  size_t source_x = 0;
+  size_t source_y = 0;
+  int source_type = kMemoryHost;
+  const void* source_host = nullptr;
+  CudaDevicePtr source_device = 0;
+  void* source_array = nullptr;
+  size_t source_pitch = 0;
+  size_t destination_x = 0;
+  size_t destination_y = 0;
+  int destination_type = kMemoryDevice;
+  void* destination_host = nullptr;
+  CudaDevicePtr destination_device = 0;
+  void* destination_array = nullptr;
+  size_t destination_pitch = 0;
+  size_t width_bytes = 0;
+  size_t height = 0;
+};
 
 struct Calls {
 #define WEIGHTBROKER_CUDA_MEMBER(member, symbol, parameters) CudaResult(*member) parameters = nullptr;
@@ -182,6 +206,15 @@ class RealCudaDriver : public CudaDriver {
 
   CudaResult MemcpyHtoDAsync(CudaDevicePtr to, const void* from, size_t size_bytes, CudaStream stream) override {
     return calls_.memcpy_htod_async(to, from, size_bytes, stream);
+  }
+  CudaResult MemcpyHtoDRowsAsync(const CudaRows& rows, CudaStream stream) override {
+    const CudaMemcpy2D copy = {.source_host = rows.from,
+                               .source_pitch = rows.from_pitch,
+                               .destination_device = rows.to,
+                               .destination_pitch = rows.to_pitch,
+                               .width_bytes = rows.row_bytes,
+                               .height = rows.rows};
+    return calls_.memcpy_2d_async(&copy, stream);
   }
   CudaResult MemcpyDtoHAsync(void* to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) override {
     return calls_.memcpy_dtoh_async(to, from, size_bytes, stream);

@@ -93,7 +93,18 @@ inline constexpr unsigned kCudaHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTA
 inline constexpr unsigned kCudaStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kCudaEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kCudaIpcLazyPeerAccess = 1;   // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-inline constexpr int kCudaGranularityRecommended = 1;   // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+inline constexpr int kCudaGranularityMinimum = 0;       // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+
+// A matrix of bytes that is copied from the host to the device: `rows` rows of `row_bytes`, each so far from the one
+// before it.
+struct CudaRows {
+  CudaDevicePtr to = 0;
+  size_t to_pitch = 0;
+  const void* from = nullptr;
+  size_t from_pitch = 0;
+  size_t row_bytes = 0;
+  size_t rows = 0;
+};
 
 struct CudaLaunch {
   unsigned grid_blocks = 1;
@@ -153,6 +164,7 @@ class CudaDriver {
   virtual CudaResult EventSynchronize(CudaEvent event) = 0;
 
   virtual CudaResult MemcpyHtoDAsync(CudaDevicePtr to, const void* from, size_t size_bytes, CudaStream stream) = 0;
+  virtual CudaResult MemcpyHtoDRowsAsync(const CudaRows& rows, CudaStream stream) = 0;  // cuMemcpy2DAsync
   virtual CudaResult MemcpyDtoHAsync(void* to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) = 0;
   virtual CudaResult MemcpyDtoDAsync(CudaDevicePtr to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) = 0;
   virtual CudaResult MemsetD8Async(CudaDevicePtr to, uint8_t value, size_t size_bytes, CudaStream stream) = 0;

@@ -1,7 +1,5 @@
 #include "common/device/gpu_digest.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
@@ -12,9 +10,6 @@ namespace weightbroker {
 namespace {
 
 using wbd1::DigestRange;
-
-// Enough blocks of 256 threads for each multiprocessor to hide the latency of its memory.
-constexpr int kBlocksPerMultiprocessor = 8;
 
 using Lanes = std::array<uint64_t, 2>;
 
@@ -50,12 +45,12 @@ class Workspace {
     return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuMemsetD8Async");
   }
 
-  absl::Status Launch(CudaFunction function, int64_t range_count, int64_t tile_count, const CudaLaunch& launch) {
+  absl::Status Launch(const GpuKernel& kernel, int64_t range_count, int64_t tile_count) {
+    ASSIGN_OR_RETURN(const unsigned blocks, kernel.ChooseBlocks(tile_count));
     CudaDevicePtr ranges = memory_;
     CudaDevicePtr sums = lanes();
     void* parameters[] = {&ranges, &range_count, &tile_count, &sums};
-    const auto result = driver_.LaunchKernel(function, launch, stream_, parameters);
-    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuLaunchKernel");
+    return kernel.Launch({.grid_blocks = blocks, .block_threads = wbd1::kDigestThreads}, stream_, parameters);
   }
 
   absl::Status Fetch(std::vector<Lanes>* sums) {
@@ -77,39 +72,13 @@ class Workspace {
   size_t lanes_bytes_ = 0;
 };
 
-absl::StatusOr<CudaLaunch> ChooseLaunch(const CudaContext& context, int64_t tile_count) {
-  int multiprocessors = 0;
-  const auto result =
-      context.driver().DeviceGetAttribute(context.device(), kCudaAttributeMultiprocessorCount, &multiprocessors);
-  if (result != kCudaSuccess) return DigestError(context.driver(), result, "cuDeviceGetAttribute");
-  const int64_t blocks = std::max(1, multiprocessors * kBlocksPerMultiprocessor);
-  return CudaLaunch{.grid_blocks = static_cast<unsigned>(std::min(blocks, tile_count)),
-                    .block_threads = wbd1::kDigestThreads};
-}
-
 }  // namespace
 
 bool HasGpuKernels() { return DigestKernelImage() != nullptr; }
 
 absl::StatusOr<GpuDigester> GpuDigester::Create(const CudaContext& context) {
-  if (!HasGpuKernels()) {
-    return MakeError(Reason::kGpuUnavailable, "this build has no GPU kernels: it was made without CUDA's compiler");
-  }
-  CudaDriver& driver = context.driver();
-  const CudaScope current(context);
-  RETURN_IF_ERROR(current.status());
-  CudaModule module = nullptr;
-  if (const auto result = driver.ModuleLoadData(DigestKernelImage(), &module); result != kCudaSuccess) {
-    ASSIGN_OR_RETURN(const std::string uuid, UuidOfCudaDevice(driver, context.device()));
-    return MakeError(Reason::kDeviceUnsupported,
-                     absl::StrCat("the kernels of this build do not run on the GPU ", uuid,
-                                  ": cuModuleLoadData: ", driver.ErrorName(result), "; a newer driver may run them"),
-                     {{"device_uuid", uuid}, {"call", "cuModuleLoadData"}, {"result", driver.ErrorName(result)}});
-  }
-  GpuDigester digester(context, module);
-  const auto result = driver.ModuleGetFunction(module, wbd1::kDigestKernelName, &digester.function_);
-  if (result != kCudaSuccess) return DigestError(driver, result, "cuModuleGetFunction");
-  return digester;
+  ASSIGN_OR_RETURN(GpuKernel kernel, GpuKernel::Load(context, DigestKernelImage(), wbd1::kDigestKernelName));
+  return GpuDigester(std::move(kernel));
 }
 
 absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRange> ranges) const {
@@ -121,35 +90,16 @@ absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRang
   }
   std::vector<Lanes> sums(ranges.size(), Lanes{0, 0});
   if (tile_count > 0) {
-    const CudaScope current(*context_);
+    const CudaScope current(kernel_.context());
     RETURN_IF_ERROR(current.status());
-    ASSIGN_OR_RETURN(const CudaLaunch launch, ChooseLaunch(*context_, tile_count));
-    Workspace workspace(context_->driver());
+    Workspace workspace(kernel_.context().driver());
     RETURN_IF_ERROR(workspace.Prepare(table));
-    RETURN_IF_ERROR(workspace.Launch(function_, static_cast<int64_t>(table.size()), tile_count, launch));
+    RETURN_IF_ERROR(workspace.Launch(kernel_, static_cast<int64_t>(table.size()), tile_count));
     RETURN_IF_ERROR(workspace.Fetch(&sums));
   }
   std::vector<Digest> digests;
   for (size_t i = 0; i < ranges.size(); ++i) digests.push_back(DigestAccumulator(sums[i]).Finish(ranges[i].size_bytes));
   return digests;
-}
-
-GpuDigester& GpuDigester::operator=(GpuDigester&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  context_ = std::exchange(other.context_, std::nullopt);
-  module_ = std::exchange(other.module_, nullptr);
-  function_ = std::exchange(other.function_, nullptr);
-  return *this;
-}
-
-void GpuDigester::Release() {
-  if (!context_.has_value()) return;
-  {
-    const CudaScope current(*context_);
-    (void)context_->driver().ModuleUnload(module_);
-  }
-  context_.reset();
 }
 
 }  // namespace weightbroker

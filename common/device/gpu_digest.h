@@ -3,17 +3,17 @@
 //   ASSIGN_OR_RETURN(const GpuDigester digester, GpuDigester::Create(context));   // GPU_UNAVAILABLE without kernels
 //   ASSIGN_OR_RETURN(const std::vector<Digest> digests, digester.Compute(ranges));
 //
-// Thread-safe: each call has its own stream. It holds the context.
+// Thread-safe: each call has its own stream. It holds the context. Move-only.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/device/cuda_context.h"
+#include "common/device/gpu_kernel.h"
 #include "common/memory/digest.h"
 
 namespace weightbroker {
@@ -32,21 +32,14 @@ class GpuDigester {
   // GPU_UNAVAILABLE in a build without kernels; DEVICE_UNSUPPORTED if they do not run on this GPU; CUDA_ERROR.
   static absl::StatusOr<GpuDigester> Create(const CudaContext& context);
 
-  GpuDigester(GpuDigester&& other) noexcept { *this = std::move(other); }
-  GpuDigester& operator=(GpuDigester&& other) noexcept;
-  ~GpuDigester() { Release(); }
-
   // The digest of each range, in their order. Waits for the GPU. What other streams write meanwhile may be seen or not:
   // synchronize before. Needs a few bytes of device memory a range.
   absl::StatusOr<std::vector<Digest>> Compute(std::span<const GpuRange> ranges) const;
 
  private:
-  GpuDigester(CudaContext context, CudaModule module) : context_(std::move(context)), module_(module) {}
-  void Release();
+  explicit GpuDigester(GpuKernel kernel) : kernel_(std::move(kernel)) {}
 
-  std::optional<CudaContext> context_;  // none once moved from
-  CudaModule module_ = nullptr;
-  CudaFunction function_ = nullptr;  // of the module
+  GpuKernel kernel_;
 };
 
 }  // namespace weightbroker

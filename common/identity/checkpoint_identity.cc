@@ -12,9 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/quote.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/identity/sha256.h"
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/error.h"
 #include "common/base/json.h"
 #include "common/identity/sha256.h"
@@ -16,8 +17,11 @@ namespace {
 
 // Goes up whenever the same files and spec would come out as other components: see docs/fingerprint-format.md.
 constexpr char kFingerprintVersion[] = "1";
-// Goes up whenever the same spec and files would come out as other bytes in memory: names, fusion, order, alignment.
+// Goes up whenever the same spec and files would come out as other bytes in memory: names, fusion, order, alignment,
+// what a built-in architecture file says.
 constexpr char kLayoutRevision[] = "1";
+
+constexpr char kDevicePrefix[] = "device.";
 
 constexpr size_t kMaxEnvironmentBytes = 128;
 
@@ -37,6 +41,23 @@ void AddFile(const FileIdentity& file, std::map<std::string, std::string>& compo
   components[prefix + "inode"] = absl::StrCat(file.stat.inode);
   components[prefix + "mtime_ns"] = absl::StrCat(file.stat.mtime_ns);
   components[prefix + "ctime_ns"] = absl::StrCat(file.stat.ctime_ns);
+}
+
+// What was added to the spec later is left out at its default, so that what was resident before is still the same.
+void AddUnlessDefault(const std::string& field, const std::string& value, const std::string& default_value,
+                      std::map<std::string, std::string>& components) {
+  if (!value.empty() && value != default_value) components[field] = value;
+}
+
+void AddSplit(const v1::WeightSpec& spec, std::map<std::string, std::string>& components) {
+  const auto add_size = [&](const std::string& field, int32_t size) {
+    AddUnlessDefault(field, absl::StrCat(std::max(size, 1)), "1", components);
+  };
+  add_size("spec.pipeline_parallel_size", spec.pipeline_parallel_size());
+  add_size("spec.expert_parallel_size", spec.expert_parallel_size());
+  add_size("spec.data_parallel_size", spec.data_parallel_size());
+  AddUnlessDefault("spec.mtp_layers", spec.mtp_layers(), "keep", components);
+  AddUnlessDefault("spec.unquantized_modules", absl::StrJoin(spec.unquantized_modules(), ","), "", components);
 }
 
 bool IsPrintableAscii(const std::string& text) {
@@ -60,6 +81,14 @@ DeviceFacts GpuDeviceFacts(const std::string& compute_capability, const std::str
           {"device.driver_version", driver_version}};
 }
 
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint) {
+  DeviceFacts facts;
+  for (const auto& [field, value] : fingerprint.components) {
+    if (field.rfind(kDevicePrefix, 0) == 0) facts[field] = value;
+  }
+  return facts;
+}
+
 std::string HashComponents(const std::map<std::string, std::string>& components) {
   const auto text = CanonicalJson(nlohmann::json(components));
   if (!text.ok()) {
@@ -72,7 +101,8 @@ std::string HashComponents(const std::map<std::string, std::string>& components)
 }
 
 Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment& environment,
-                               const CheckpointIdentity& identity, const DeviceFacts& device_facts) {
+                               const CheckpointIdentity& identity, const DeviceFacts& device_facts,
+                               const std::string& architectures) {
   Fingerprint fingerprint;
   auto& components = fingerprint.components;
   components = device_facts;
@@ -82,10 +112,20 @@ Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment
   components["spec.quantization"] = spec.quantization();
   components["spec.dtype"] = spec.dtype();
   components["spec.layout"] = spec.layout();
+  if (!spec.engine().empty()) {
+    components["spec.engine"] = spec.engine();
+    components["spec.engine_version"] = spec.engine_version();
+  }
+  AddSplit(spec, components);
+  AddUnlessDefault("layout.architectures_sha256", architectures, "", components);
   components["environment.torch_version"] = environment.torch_version();
   for (const FileIdentity& file : identity.files) AddFile(file, components);
   fingerprint.hash = HashComponents(components);
   return fingerprint;
+}
+
+std::string HashArchitectures(const std::map<std::string, std::string>& texts) {
+  return texts.empty() ? "" : HashComponents(texts);
 }
 
 absl::Status CheckEnvironment(const v1::Environment& environment) {

@@ -18,7 +18,8 @@
 
 namespace weightbroker {
 
-// What the service knows of the device, by field name; for host memory {"device.compute_capability": "none", ...}.
+// What the service knows of the devices that hold the weights, by field name; for host memory
+// {"device.compute_capability": "none", ...}.
 using DeviceFacts = std::map<std::string, std::string>;
 DeviceFacts HostDeviceFacts();
 // Of a GPU: "9.0" and "580.159.03", as NVML says them.
@@ -29,9 +30,17 @@ struct Fingerprint {
   std::map<std::string, std::string> components;  // field -> canonical value; what the hash is over
 };
 
-// The spec must be complete (see CompleteSpec) and the environment checked (see CheckEnvironment).
+// The spec must be complete (see CompleteSpec) and the environment checked (see CheckEnvironment). `architectures` is
+// what HashArchitectures gives for the files that say how to split besides those that are built in.
 Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment& environment,
-                               const CheckpointIdentity& identity, const DeviceFacts& device_facts);
+                               const CheckpointIdentity& identity, const DeviceFacts& device_facts,
+                               const std::string& architectures = {});
+
+// The SHA-256 over architecture files, file name to contents; empty if there are none.
+std::string HashArchitectures(const std::map<std::string, std::string>& texts);
+
+// What of its components is a device's facts.
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint);
 
 // The SHA-256 over the canonical text of `components`: what ComputeFingerprint puts into `hash`.
 std::string HashComponents(const std::map<std::string, std::string>& components);

@@ -18,6 +18,7 @@
 #include "common/base/mutex.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "common/keeper/crash_point.h"
 #include "common/keeper/parts.h"
 #include "common/keeper/protocol.h"
@@ -30,10 +31,13 @@ using Moment = CrashPoint::Moment;
 using Type = KeeperMessageType;
 
 constexpr std::chrono::milliseconds kRetryInterval(5);
+// Between two questions whether the broker is well again.
+constexpr std::chrono::milliseconds kAskAgainInterval(20);
 
 struct Packet {
   KeeperMessage message;
   std::vector<UniqueFd> fds;
+  std::shared_ptr<LoaderEnd> loader_end = nullptr;  // kSpawned
 };
 
 absl::Status KeeperGone() {
@@ -138,6 +142,7 @@ absl::StatusOr<Session> SayHello(int socket, Clock::time_point deadline) {
   Session session;
   session.version = welcome.message.version;
   session.inheritance.listening_socket = std::move(welcome.fds[0]);
+  session.inheritance.dropped_entries = welcome.message.status;
   while (true) {
     ASSIGN_OR_RETURN(Packet packet, ReceivePacket(socket, deadline));
     const Type type = packet.message.type;
@@ -181,9 +186,7 @@ class KeeperClient::Impl {
       : socket_(std::move(socket)),
         options_(std::move(options)),
         version_(session.version),
-        inheritance_(std::move(session.inheritance)),
-        reader_([this] { ReadUntilTheEnd(); }),
-        responder_([this] { AnswerPings(); }) {}
+        inheritance_(std::move(session.inheritance)) {}
 
   ~Impl() {
     {
@@ -192,8 +195,15 @@ class KeeperClient::Impl {
       changed_.NotifyAll();
     }
     shutdown(socket_.get(), SHUT_RDWR);  // wakes the reader
-    reader_.join();
-    responder_.join();
+    for (std::thread* thread : {&reader_, &responder_}) {
+      if (thread->joinable()) thread->join();
+    }
+  }
+
+  absl::Status Start() {
+    ASSIGN_OR_RETURN(reader_, StartThread("the keeper's messages", [this] { ReadUntilTheEnd(); }));
+    ASSIGN_OR_RETURN(responder_, StartThread("the keeper's pings", [this] { AnswerPings(); }));
+    return absl::OkStatus();
   }
 
   KeeperInheritance TakeInheritance() {
@@ -201,14 +211,18 @@ class KeeperClient::Impl {
     return std::exchange(inheritance_, KeeperInheritance{});
   }
 
-  bool Disconnected() {
-    MutexLock lock(mutex_);
-    return disconnected_;
-  }
-
   absl::Status Ready() {
     MutexLock lock(send_mutex_);
     return Send({.type = Type::kReady}, {}, Clock::now() + options_.timeout);
+  }
+
+  absl::Status TakingUp(const std::string& key) {
+    {
+      MutexLock lock(send_mutex_);
+      RETURN_IF_ERROR(Send({.type = Type::kTakingUp, .key = key}, {}, Clock::now() + options_.timeout));
+    }
+    CrashPoint::FromEnvironment().ReachedEntry(key);
+    return absl::OkStatus();
   }
 
   absl::Status Put(const std::string& key, std::string_view value, std::span<const int> fds) {
@@ -231,8 +245,11 @@ class KeeperClient::Impl {
     const int fds[] = {request_fd};
     ASSIGN_OR_RETURN(Packet answer, Ask(std::move(message), fds));
     if (answer.message.type != Type::kSpawned || answer.fds.size() != 2) return Unexpected(answer.message);
-    return KeeperLoader{static_cast<pid_t>(answer.message.number), std::move(answer.fds[0]), std::move(answer.fds[1])};
+    return KeeperLoader{static_cast<pid_t>(answer.message.number), std::move(answer.fds[0]), std::move(answer.fds[1]),
+                        std::move(answer.loader_end)};
   }
+
+  absl::Status DetachLoader(pid_t pid) { return Ask({.type = Type::kDetachLoader, .number = pid}, {}).status(); }
 
  private:
   // A question whose answer somebody waits for.
@@ -340,18 +357,13 @@ class KeeperClient::Impl {
         return absl::OkStatus();
       }
       case Type::kExited:
-        if (options_.on_exited) options_.on_exited(static_cast<pid_t>(packet.message.number), packet.message.status);
+        OnExited(packet.message);
         break;
       case Type::kAck:
       case Type::kNack:
-      case Type::kSpawned: {
-        MutexLock lock(mutex_);
-        const auto it = calls_.find(packet.message.request_id);
-        if (it == calls_.end()) break;  // its caller has gone
-        it->second->answer_ = std::move(packet);
-        changed_.NotifyAll();
+      case Type::kSpawned:
+        OnAnswer(std::move(packet));
         break;
-      }
       default:
         return Unexpected(packet.message);
     }
@@ -359,26 +371,73 @@ class KeeperClient::Impl {
     return absl::OkStatus();
   }
 
+  void OnAnswer(Packet packet) {
+    MutexLock lock(mutex_);
+    const auto it = calls_.find(packet.message.request_id);
+    if (it == calls_.end()) return;  // its caller has gone; a loader ends with its control socket, which closes here
+    // Here and not when the caller wakes up: the next message may be of its end.
+    if (packet.message.type == Type::kSpawned) {
+      packet.loader_end = std::make_shared<LoaderEnd>();
+      running_loaders_[packet.message.number] = packet.loader_end;
+    }
+    it->second->answer_ = std::move(packet);
+    changed_.NotifyAll();
+  }
+
+  void OnExited(const KeeperMessage& exited) {
+    MutexLock lock(mutex_);
+    const auto it = running_loaders_.find(exited.number);
+    if (it == running_loaders_.end()) return;  // nobody waits for it
+    it->second->Set(exited.status);
+    running_loaders_.erase(it);
+  }
+
   void AnswerPings() {
-    while (const std::optional<int64_t> ping = WaitForPing()) {
-      if (options_.alive && !options_.alive()) {
-        Log(LogLevel::kError, "keeper.ping_not_answered", {{"cause", "this broker is not well"}});
-        continue;
-      }
+    while (WaitForPing() && WaitUntilWell()) {
+      const int64_t ping = TakePing();
       MutexLock lock(send_mutex_);
       // A failure is the reader's to notice.
-      Send({.type = Type::kPong, .request_id = *ping}, {}, Clock::now() + options_.timeout).IgnoreError();
+      Send({.type = Type::kPong, .request_id = ping}, {}, Clock::now() + options_.timeout).IgnoreError();
       CrashPoint::FromEnvironment().Reached(Type::kPing, Moment::kAfter);
     }
   }
 
-  // Nothing at the end of the connection.
-  std::optional<int64_t> WaitForPing() {
+  // False at the end of the connection.
+  bool WaitForPing() {
     MutexLock lock(mutex_);
-    while (!stopping_ && !disconnected_ && !unanswered_ping_.has_value()) changed_.Wait(mutex_);
-    if (stopping_ || disconnected_) return std::nullopt;
-    return std::exchange(unanswered_ping_, std::nullopt);
+    while (!over() && !unanswered_ping_.has_value()) changed_.Wait(mutex_);
+    return !over();
   }
+
+  // The last one that has come.
+  int64_t TakePing() {
+    MutexLock lock(mutex_);
+    return std::exchange(unanswered_ping_, std::nullopt).value_or(0);
+  }
+
+  // Asks until the answer is yes, however long that takes: the keeper asks but once, and it is its business how long it
+  // waits. False at the end of the connection.
+  bool WaitUntilWell() {
+    if (!options_.alive || options_.alive()) return true;
+    Log(LogLevel::kError, "keeper.ping_not_answered", {{"cause", "this broker is not well"}});
+    const auto begin = Clock::now();
+    do {
+      if (!Pause(kAskAgainInterval)) return false;
+    } while (!options_.alive());
+    const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+    Log(LogLevel::kWarning, "keeper.ping_answered_late", {{"late_ms", absl::StrCat(late.count())}});
+    return true;
+  }
+
+  // False at the end of the connection, before the time is over.
+  bool Pause(std::chrono::milliseconds time) {
+    const auto deadline = Clock::now() + time;
+    MutexLock lock(mutex_);
+    while (!over() && Clock::now() < deadline) changed_.WaitUntil(mutex_, deadline);
+    return !over();
+  }
+
+  bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || disconnected_; }
 
   const UniqueFd socket_;
   const KeeperClientOptions options_;
@@ -390,12 +449,13 @@ class KeeperClient::Impl {
   CondVar changed_;
   KeeperInheritance inheritance_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, Call*> calls_ ABSL_GUARDED_BY(mutex_);  // by request id
+  // Of loaders of which the keeper has not said that they have ended, by process id.
+  std::map<int64_t, std::shared_ptr<LoaderEnd>> running_loaders_ ABSL_GUARDED_BY(mutex_);
   int64_t last_request_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int64_t> unanswered_ping_ ABSL_GUARDED_BY(mutex_);
   bool disconnected_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // Last, so that they start when all else is there.
   std::thread reader_;
   std::thread responder_;
 };
@@ -403,8 +463,9 @@ class KeeperClient::Impl {
 absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::FromFd(UniqueFd socket, KeeperClientOptions options) {
   fcntl(socket.get(), F_SETFD, FD_CLOEXEC);  // an inherited one is not, and a program started here must not have it
   ASSIGN_OR_RETURN(Session session, SayHello(socket.get(), Clock::now() + options.timeout));
-  return std::unique_ptr<KeeperClient>(
-      new KeeperClient(std::make_unique<Impl>(std::move(socket), std::move(options), std::move(session))));
+  auto impl = std::make_unique<Impl>(std::move(socket), std::move(options), std::move(session));
+  RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<KeeperClient>(new KeeperClient(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::FromPath(const std::string& path,
@@ -424,6 +485,7 @@ KeeperClient::~KeeperClient() = default;
 
 KeeperInheritance KeeperClient::TakeInheritance() { return impl_->TakeInheritance(); }
 absl::Status KeeperClient::Ready() { return impl_->Ready(); }
+absl::Status KeeperClient::TakingUp(const std::string& key) { return impl_->TakingUp(key); }
 absl::Status KeeperClient::Put(const std::string& key, std::string_view value, std::span<const int> fds) {
   return impl_->Put(key, value, fds);
 }
@@ -431,6 +493,6 @@ absl::Status KeeperClient::Drop(const std::string& key) { return impl_->Drop(key
 absl::StatusOr<KeeperLoader> KeeperClient::SpawnLoader(const std::vector<std::string>& arguments, int request_fd) {
   return impl_->SpawnLoader(arguments, request_fd);
 }
-bool KeeperClient::Disconnected() const { return impl_->Disconnected(); }
+absl::Status KeeperClient::DetachLoader(pid_t pid) { return impl_->DetachLoader(pid); }
 
 }  // namespace weightbroker

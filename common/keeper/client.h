@@ -5,18 +5,18 @@
 //   options.on_disconnected = [&] { shutdown.Request(); };
 //   auto keeper = KeeperClient::FromFd(flags.keeper_fd, options);       // or FromPath(flags.keeper_socket, options)
 //   if (!keeper.ok()) return keeper.status();
-//   KeeperInheritance inheritance = (*keeper)->TakeInheritance();       // the listening socket, the last broker's
-//   entries
-//   ... adopt every entry, or Drop it ...
+//   KeeperInheritance inheritance = (*keeper)->TakeInheritance();       // the listening socket, what was kept
+//   for each entry { (*keeper)->TakingUp(entry.key); ... adopt it, or Drop it ... }
+//   (*keeper)->TakingUp("");
 //   RETURN_IF_ERROR((*keeper)->Ready());                                // once calls are answered
 //   RETURN_IF_ERROR((*keeper)->Put("shard/0a1b/0", record, slab_fds));  // returns when the keeper has it: now RESIDENT
 //
 // The keeper is the only one that a broker needs: a broker that has lost it (on_disconnected) must end, because what it
 // makes resident from then on nobody would keep. It does not notice when the keeper upgrades itself.
 //
-// Thread-safe. Runs two threads: one reads, and calls on_exited and on_disconnected; the other asks `alive` and answers
-// pings, so that an `alive` that blocks (on a lock that a hung thread holds) makes the broker late without making this
-// client deaf. Neither thread may destroy the client. Links neither gRPC nor protobuf.
+// Thread-safe. Runs two threads: one reads, and calls on_disconnected; the other asks `alive` and answers pings, so
+// that an `alive` that blocks (on a lock that a hung thread holds) makes the broker late without making this client
+// deaf. Neither thread may destroy the client. Links neither gRPC nor protobuf.
 #pragma once
 
 #include <sys/types.h>
@@ -32,6 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/unique_fd.h"
+#include "common/keeper/loader_end.h"
 
 namespace weightbroker {
 
@@ -46,6 +47,7 @@ struct KeeperEntry {
 struct KeeperInheritance {
   UniqueFd listening_socket;         // of the service; shared with the keeper: do not shut it down
   std::vector<KeeperEntry> entries;  // sorted by key
+  int dropped_entries = 0;           // that broker after broker had died of, since one was last ready
 };
 
 // A loader that the keeper has started and will reap.
@@ -53,14 +55,13 @@ struct KeeperLoader {
   pid_t pid = -1;
   UniqueFd control_socket;  // our end; the loader has the other
   UniqueFd pidfd;           // readable when it has ended; may be used to signal it
+  std::shared_ptr<LoaderEnd> end = std::make_shared<LoaderEnd>();
 };
 
 struct KeeperClientOptions {
-  // Whether this broker still does its work; asked at each ping. False, or no answer within the keeper's
-  // --broker_ping_timeout, gets the broker killed and replaced. Unset: always true.
+  // Whether this broker still does its work; asked at each ping, and again until it does: the ping is answered then. No
+  // answer within the keeper's --broker_ping_timeout gets the broker killed and replaced. Unset: always true.
   std::function<bool()> alive;
-  // A loader of ours has ended, with its status as waitpid gives it. May come before SpawnLoader has returned its pid.
-  std::function<void(pid_t pid, int wait_status)> on_exited;
   // The keeper has gone, or what it sent was malformed (then logged). Called once, never after the destructor began.
   std::function<void()> on_disconnected;
   // How long a call, and the whole of the handshake, may take. FromPath also waits that long for a keeper to listen.
@@ -71,7 +72,7 @@ class KeeperClient {
  public:
   // Says hello over a socket inherited from the keeper, which is owned from here on, or over a new connection to the
   // keeper's private socket. SERVICE_UNAVAILABLE if there is no keeper or it goes; KEEPER_REFUSED with its message if
-  // it has another broker or does not speak our version; DEADLINE_EXCEEDED; PROTOCOL_ERROR.
+  // it has another broker or does not speak our version; DEADLINE_EXCEEDED; PROTOCOL_ERROR; SYSTEM_ERROR.
   static absl::StatusOr<std::unique_ptr<KeeperClient>> FromFd(UniqueFd socket, KeeperClientOptions options);
   static absl::StatusOr<std::unique_ptr<KeeperClient>> FromPath(const std::string& path, KeeperClientOptions options);
   ~KeeperClient();  // closes the connection
@@ -87,6 +88,10 @@ class KeeperClient {
   // Tells the keeper that this broker serves. A broker that dies after this is replaced at once.
   absl::Status Ready();
 
+  // Tells the keeper which entry this broker is about to make sense of; empty for none. If broker after broker ends
+  // over the same one, the keeper drops it. Not acknowledged: the keeper has it whatever becomes of this broker.
+  absl::Status TakingUp(const std::string& key);
+
   // Writes down an entry, in place of one of the same key, and returns when the keeper has all of it. `fds` stay the
   // caller's; the keeper has duplicates. An entry is replaced whole or not at all, whenever the broker dies.
   // INVALID_ARGUMENT for an empty, over-long or unprintable key; KEEPER_REFUSED if the keeper is at one of its limits.
@@ -101,7 +106,10 @@ class KeeperClient {
   // argument with a NUL in it.
   absl::StatusOr<KeeperLoader> SpawnLoader(const std::vector<std::string>& arguments, int request_fd);
 
-  bool Disconnected() const;
+  // Has the keeper not kill that loader when this broker ends: it goes on until it ends by itself, which it does once
+  // its control socket is closed everywhere. Put the socket into an entry first to keep it over this broker's end.
+  // KEEPER_REFUSED if it is no loader of this broker, or the keeper is too old to know how.
+  absl::Status DetachLoader(pid_t pid);
 
  private:
   class Impl;

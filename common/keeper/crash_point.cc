@@ -41,6 +41,10 @@ const CrashPoint& CrashPoint::FromEnvironment() {
 CrashPoint::CrashPoint(const std::string& text, const std::string& token) : token_(token) {
   if (text.empty()) return;
   const std::vector<std::string> fields = absl::StrSplit(text, ':');
+  if (fields.size() == 2 && fields[0] == "kept_entry") {
+    entry_ = fields[1];
+    return;
+  }
   int occurrence = 0;
   if (fields.size() != 4 || fields[0] != "keeper_message" || !absl::SimpleAtoi(fields[3], &occurrence)) {
     Log(LogLevel::kWarning, "keeper.crash_point_ignored", {{"value", text}});
@@ -53,6 +57,15 @@ CrashPoint::CrashPoint(const std::string& text, const std::string& token) : toke
 
 void CrashPoint::Reached(KeeperMessageType type, Moment moment) const {
   if (IsHit(type, moment)) kill(getpid(), SIGKILL);
+}
+
+void CrashPoint::ReachedEntry(const std::string& key) const {
+  if (IsHit(key)) kill(getpid(), SIGKILL);
+}
+
+bool CrashPoint::IsHit(const std::string& key) const {
+  if (entry_.empty() || key.rfind(entry_, 0) != 0) return false;
+  return token_.empty() || unlink(token_.c_str()) == 0;
 }
 
 bool CrashPoint::IsHit(KeeperMessageType type, Moment moment) const {

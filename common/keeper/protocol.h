@@ -7,20 +7,25 @@
 //
 //   broker                                     keeper
 //   kHello {version} ------------------------>
-//          <------------------- kWelcome {version, entry count} + the listening socket
+//          <------------------- kWelcome {version, entry count, dropped} + the listening socket
 //          <------------------- kEntry {key, value} + fds             once for each part of each entry
 //          <------------------- kEndOfEntries
+//   kTakingUp {key} ------------------------->                         about to make sense of an entry; empty: of none
 //   kReady ---------------------------------->                         it serves; back-off starts anew
 //   kPut {key, value, part, parts} + fds ---->                         replaces the entry when the last part is there
 //          <------------------- kAck {request_id}                      or kNack with a message; one for all its parts
 //   kDrop {key} ----------------------------->  kAck                   also if there is no such entry
 //   kSpawnLoader {value: extra arguments} + request memfd --->
 //          <------------------- kSpawned {pid} + control socket, pidfd  or kNack
+//   kDetachLoader {pid} --------------------->  kAck                   it is not killed when this broker ends
 //          <------------------- kExited {pid, wait status}             whenever a spawned process has ended
 //          <------------------- kPing;  kPong ------------------------>  one that is late is killed and replaced
 //
 // The parts of one kPut follow each other with nothing but kPong between them. Until the last of them is there the old
 // entry stands, and if the broker goes before that, the parts are forgotten.
+//
+// An entry that several brokers in a row were taking up when they ended is dropped: the next would most likely end over
+// it, too. kWelcome says how many have been dropped so since a broker was last ready.
 //
 // Versions: each side sends the highest it knows, and both then speak the lower one; a side that cannot closes with
 // kNack. Types and fields are only ever added. All integers are little-endian. The header is fixed; keys are printable
@@ -59,7 +64,9 @@ inline constexpr int kMaxKeeperFdsPerPacket = 250;  // under the kernel's 253
   X(kSpawned, "spawned", 11)            \
   X(kExited, "exited", 12)              \
   X(kPing, "ping", 13)                  \
-  X(kPong, "pong", 14)
+  X(kPong, "pong", 14)                  \
+  X(kTakingUp, "taking_up", 15)         \
+  X(kDetachLoader, "detach_loader", 16)
 
 enum class KeeperMessageType : uint16_t {
 #define WEIGHTBROKER_KEEPER_MESSAGE_ENUMERATOR(enumerator, name, number) enumerator = number,
@@ -74,10 +81,10 @@ struct KeeperMessage {
   KeeperMessageType type = KeeperMessageType::kHello;
   uint16_t version = kKeeperProtocolVersion;
   int64_t request_id = 0;  // chosen by the asking side, repeated in the answer
-  int64_t number = 0;      // kWelcome: entry count; kSpawned, kExited: process id
+  int64_t number = 0;      // kWelcome: entry count; kSpawned, kDetachLoader, kExited: process id
   int32_t part = 0;        // kPut, kEntry: which part of the entry this packet is, from 0
   int32_t parts = 1;       // kPut, kEntry: how many there are
-  int32_t status = 0;      // kExited: as waitpid gives it
+  int32_t status = 0;      // kExited: as waitpid gives it; kWelcome: how many entries brokers had died of
   std::string key = {};
   std::string value = {};  // kNack: the message for people; kSpawnLoader: each argument with a NUL after it
 };

@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/mutex.h"
-#include "common/base/start_thread.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/base/thread.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -30,26 +30,33 @@ int ChooseReaderThreads(int wanted) {
   return std::clamp(8 * cores, 8, 32);
 }
 
-// A buffer that O_DIRECT can read into, on huge pages where there are any: with base pages the kernel must split a read
+// Memory that O_DIRECT can read into, on huge pages where there are any: with base pages the kernel must split a read
 // into many requests, and reading took twice as long (2 GiB in 1.6 s and in 0.75 s on a virtual disk).
-class ReadBuffer {
+class HeapBuffers : public BufferSource {
  public:
-  explicit ReadBuffer(int64_t size_bytes)
-      : size_(static_cast<size_t>(size_bytes)),
-        alignment_{static_cast<size_t>(size_bytes >= kHugePageBytes ? kHugePageBytes : kDirectAlignmentBytes)},
-        data_(static_cast<std::byte*>(::operator new(size_, alignment_))) {
-    if (size_bytes >= kHugePageBytes) madvise(data_, size_, MADV_HUGEPAGE);  // a wish
+  absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override {
+    const std::align_val_t alignment{
+        static_cast<size_t>(size_bytes >= kHugePageBytes ? kHugePageBytes : kDirectAlignmentBytes)};
+    const auto size = static_cast<size_t>(size_bytes);
+    auto* const data = static_cast<std::byte*>(::operator new(size, alignment, std::nothrow));
+    if (data == nullptr) {
+      return MakeError(Reason::kMemoryExhausted, absl::StrCat("no memory for a read buffer of ", size_bytes, " bytes"),
+                       {{"need_bytes", absl::StrCat(size_bytes)}});
+    }
+    if (size_bytes >= kHugePageBytes) madvise(data, size, MADV_HUGEPAGE);  // a wish
+    MutexLock lock(mutex_);
+    buffers_.emplace_back(data, Deleter{alignment});
+    return std::span(data, size);
   }
-  ~ReadBuffer() { ::operator delete(data_, alignment_); }
-  ReadBuffer(const ReadBuffer&) = delete;
-  ReadBuffer& operator=(const ReadBuffer&) = delete;
-
-  std::span<std::byte> bytes() const { return {data_, size_}; }
 
  private:
-  const size_t size_;
-  const std::align_val_t alignment_;
-  std::byte* const data_;
+  struct Deleter {
+    std::align_val_t alignment;
+    void operator()(std::byte* data) const { ::operator delete(data, alignment); }
+  };
+
+  Mutex mutex_;
+  std::vector<std::unique_ptr<std::byte, Deleter>> buffers_ ABSL_GUARDED_BY(mutex_);
 };
 
 using ShardFiles = std::vector<std::unique_ptr<ShardFile>>;
@@ -71,20 +78,58 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
   return files;
 }
 
-// What the reader threads share: the items to do, the digests so far, and the first error.
+using Destinations = std::span<const std::unique_ptr<Destination>>;
+
+// A reader thread's buffers, used in turn.
+class BufferRing {
+ public:
+  BufferRing(BufferSource& source, int64_t buffer_bytes, Destinations destinations)
+      : source_(source), buffer_bytes_(buffer_bytes), destinations_(destinations) {}
+
+  // A buffer that no destination needs any more.
+  absl::StatusOr<std::span<std::byte>> Next() {
+    if (buffers_.size() < static_cast<size_t>(source_.chunks_per_thread())) {
+      ASSIGN_OR_RETURN(buffers_.emplace_back(), source_.Allocate(buffer_bytes_));
+      return buffers_.back();
+    }
+    std::rotate(buffers_.begin(), buffers_.begin() + 1, buffers_.end());
+    RETURN_IF_ERROR(Release(buffers_.back()));
+    return buffers_.back();
+  }
+
+  // Waits until no destination needs any of them. Call before the ring goes, whatever has failed.
+  absl::Status ReleaseAll() {
+    absl::Status first;
+    for (const auto buffer : buffers_) first.Update(Release(buffer));
+    return first;
+  }
+
+ private:
+  absl::Status Release(std::span<const std::byte> buffer) {
+    absl::Status first;
+    for (const auto& destination : destinations_) first.Update(destination->Release(buffer));
+    return first;
+  }
+
+  BufferSource& source_;
+  const int64_t buffer_bytes_;
+  const Destinations destinations_;
+  std::vector<std::span<std::byte>> buffers_;  // the one used last at the end
+};
+
+// What the reader threads share: the items to do, and the first error.
 class LoadRun {
  public:
-  LoadRun(const ShardPlan& plan, std::span<HostSlab> slabs, const ShardFiles& files, const LoadOptions& options)
-      : plan_(plan),
-        slabs_(slabs),
+  LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options)
+      : destinations_(destinations),
         files_(files),
         options_(options),
-        items_(PlanReads(plan, options.chunk_bytes)),
-        sums_(plan.tensors.size()) {}
+        reads_(source.checkpoint, source.plan, options.chunk_bytes) {}
 
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
-    const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), static_cast<int>(items_.size()));
+    const int item_count = static_cast<int>(std::min<size_t>(reads_.items().size(), 1 << 20));
+    const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), item_count);
     std::vector<std::thread> threads = StartReaders(thread_count);
     if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
@@ -96,21 +141,18 @@ class LoadRun {
     return progress(done_bytes_);
   }
 
-  // Of each tensor, aliases left empty. Call after Run.
-  const std::vector<DigestAccumulator>& sums() const { return sums_; }
-
  private:
   // As many as the system allows.
   std::vector<std::thread> StartReaders(int count) {
     std::vector<std::thread> threads;
     for (int i = 0; i < count; ++i) {
       CountReader();
-      std::thread thread;
-      if (!TryStartThread(&thread, [this] { ReadUntilDone(); })) {
+      auto thread = StartThread("reading a checkpoint", [this] { ReadUntilDone(); });
+      if (!thread.ok()) {
         DiscountReader();
         break;
       }
-      threads.push_back(std::move(thread));
+      threads.push_back(*std::move(thread));
     }
     if (threads.empty()) CountReader();  // the caller
     return threads;
@@ -127,81 +169,26 @@ class LoadRun {
   }
 
   void ReadUntilDone() {
-    const ReadBuffer buffer(options_.chunk_bytes);
+    BufferRing buffers(options_.buffers != nullptr ? *options_.buffers : heap_, reads_.buffer_bytes(), destinations_);
     while (!stop_) {
       const size_t next = next_item_++;
-      if (next >= items_.size()) break;
-      if (absl::Status status = ReadItemInto(items_[next], buffer.bytes()); !status.ok()) Fail(std::move(status));
+      if (next >= reads_.items().size()) break;
+      if (absl::Status status = ReadAndStore(reads_.items()[next], buffers); !status.ok()) Fail(std::move(status));
     }
+    if (absl::Status status = buffers.ReleaseAll(); !status.ok()) Fail(std::move(status));
     DiscountReader();
   }
 
-  absl::Status ReadItemInto(const ReadItem& item, std::span<std::byte> buffer) {
+  absl::Status ReadAndStore(const ReadItem& item, BufferRing& buffers) {
+    ASSIGN_OR_RETURN(const auto buffer, buffers.Next());
     ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
     ASSIGN_OR_RETURN(const auto bytes, file.Read(item.begin_bytes, item.end_bytes, buffer));
-    std::vector<DigestAccumulator> sums(item.segments.size());
-    RETURN_IF_ERROR(WritesTo(SlabOf(item)) ? DigestAndWrite(item, bytes, sums) : CopyAndDigestAll(item, bytes, sums));
-    MutexLock lock(mutex_);
-    for (size_t i = 0; i < sums.size(); ++i) sums_[static_cast<size_t>(item.segments[i].tensor)].Merge(sums[i]);
+    for (size_t shard = 0; shard < destinations_.size(); ++shard) {
+      const std::vector<Transfer> transfers = reads_.TransfersOf(item, shard);
+      if (!transfers.empty()) RETURN_IF_ERROR(destinations_[shard]->Store(bytes, transfers));
+    }
     done_bytes_ += item.end_bytes - item.begin_bytes;
     return absl::OkStatus();
-  }
-
-  bool WritesTo(const HostSlab& slab) const {
-    if (options_.fill_method == FillMethod::kBest) return slab.PrefersWrite();
-    return options_.fill_method == FillMethod::kWrite;
-  }
-
-  // Segments that are neighbours in the file are neighbours in the slab, with less than kTensorAlignmentBytes between
-  // two.
-  absl::Status DigestAndWrite(const ReadItem& item, std::span<const std::byte> bytes,
-                              std::vector<DigestAccumulator>& sums) {
-    static constexpr std::byte kGap[kTensorAlignmentBytes] = {};
-    std::vector<std::span<const std::byte>> parts;
-    int64_t end = PlaceOf(item.segments.front());
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const ReadSegment& segment = item.segments[i];
-      const auto from = BytesOf(segment, item, bytes);
-      sums[i].Add(segment.tensor_offset_bytes, from);
-      parts.push_back(std::span(kGap).first(static_cast<size_t>(PlaceOf(segment) - end)));
-      parts.push_back(from);
-      end = PlaceOf(segment) + segment.size_bytes;
-    }
-    return SlabOf(item).Write(PlaceOf(item.segments.front()), parts);
-  }
-
-  absl::Status CopyAndDigestAll(const ReadItem& item, std::span<const std::byte> bytes,
-                                std::vector<DigestAccumulator>& sums) {
-    const int64_t begin = PlaceOf(item.segments.front());
-    const int64_t end = PlaceOf(item.segments.back()) + item.segments.back().size_bytes;
-    HostSlab& slab = SlabOf(item);
-    RETURN_IF_ERROR(slab.Populate(begin, end - begin));
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const ReadSegment& segment = item.segments[i];
-      std::byte* const to = slab.writable_bytes().data() + PlaceOf(segment);
-      CopyAndDigest(segment.tensor_offset_bytes, BytesOf(segment, item, bytes), to, sums[i]);
-    }
-    return absl::OkStatus();
-  }
-
-  static std::span<const std::byte> BytesOf(const ReadSegment& segment, const ReadItem& item,
-                                            std::span<const std::byte> bytes) {
-    return bytes.subspan(static_cast<size_t>(segment.file_offset_bytes - item.begin_bytes),
-                         static_cast<size_t>(segment.size_bytes));
-  }
-
-  // All of an item's segments are in one slab.
-  HostSlab& SlabOf(const ReadItem& item) const {
-    return slabs_[static_cast<size_t>(PlacementOf(item.segments.front()).slab)];
-  }
-
-  // Where a segment lies in its slab.
-  int64_t PlaceOf(const ReadSegment& segment) const {
-    return PlacementOf(segment).slab_offset_bytes + segment.tensor_offset_bytes;
-  }
-
-  const TensorPlacement& PlacementOf(const ReadSegment& segment) const {
-    return plan_.tensors[static_cast<size_t>(segment.tensor)];
   }
 
   void Fail(absl::Status status) {
@@ -220,11 +207,11 @@ class LoadRun {
     return running_ > 0;
   }
 
-  const ShardPlan& plan_;            // constant while running, as are the next four
-  const std::span<HostSlab> slabs_;  // different threads fill different bytes
+  const Destinations destinations_;  // different threads fill different bytes
   const ShardFiles& files_;
   const LoadOptions options_;
-  const std::vector<ReadItem> items_;
+  const ReadPlan reads_;
+  HeapBuffers heap_;
 
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> stop_{false};
@@ -234,31 +221,21 @@ class LoadRun {
   CondVar ended_;
   int running_ ABSL_GUARDED_BY(mutex_) = 0;  // readers that have not ended
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  std::vector<DigestAccumulator> sums_;  // guarded by mutex_ while running, constant after
 };
-
-std::vector<Digest> FinishDigests(const ShardPlan& plan, const std::vector<DigestAccumulator>& sums) {
-  std::vector<Digest> digests(plan.tensors.size());
-  std::map<std::string_view, size_t> by_name;
-  for (size_t i = 0; i < digests.size(); ++i) {
-    digests[i] = sums[i].Finish(plan.tensors[i].size_bytes);
-    by_name[plan.tensors[i].name] = i;
-  }
-  for (size_t i = 0; i < digests.size(); ++i) {
-    const std::string& target = plan.tensors[i].alias_of;
-    if (!target.empty()) digests[i] = digests[by_name.at(target)];
-  }
-  return digests;
-}
 
 }  // namespace
 
-absl::StatusOr<std::vector<Digest>> LoadShard(const LoadSource& source, std::span<HostSlab> slabs,
-                                              const LoadOptions& options, const LoadProgressCallback& progress) {
+absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& source, Destinations destinations,
+                                                          const LoadOptions& options,
+                                                          const LoadProgressCallback& progress) {
   ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
-  LoadRun run(source.plan, slabs, files, options);
+  LoadRun run(source, destinations, files, options);
   RETURN_IF_ERROR(run.Run(progress));
-  return FinishDigests(source.plan, run.sums());
+  std::vector<std::vector<Digest>> digests;
+  for (const auto& destination : destinations) {
+    ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
+  }
+  return digests;
 }
 
 }  // namespace weightbroker

@@ -1,10 +1,12 @@
-// Fills a shard's slabs from its files with large parallel reads, and digests every tensor on the way.
+// Fills the shards of a node from their files with large parallel reads, each byte read once however many ranks want
+// it, and digests every tensor on the way.
 //
-//   auto digests = LoadShard({.file_system = fs, .checkpoint = checkpoint, .identity = identity, .plan = plan}, slabs,
-//                            options, [](int64_t done_bytes) { return Report(done_bytes); });
-//   if (!digests.ok()) return digests.status();               // the slabs hold rubbish: drop them
+//   std::vector<std::unique_ptr<Destination>> ranks = ...;    // one for each of plan.shards
+//   auto digests = LoadNode({.file_system = fs, .checkpoint = checkpoint, .identity = identity, .plan = plan}, ranks,
+//                           options, [](int64_t done_bytes) { return Report(done_bytes); });
+//   if (!digests.ok()) return digests.status();               // what the destinations hold is rubbish: drop it
 //   RETURN_IF_ERROR(CheckUnchanged(fs, identity));            // nothing changed while it was read
-//   SerializeManifest(plan, *digests)
+//   for (size_t i = 0; i < ranks.size(); ++i) SerializeManifest(plan.shards[i], (*digests)[i]);
 //
 // It knows nothing of processes or sockets.
 #pragma once
@@ -12,6 +14,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include "common/base/file.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/identity/checkpoint_identity.h"
+#include "common/load/destination.h"
 #include "common/memory/digest.h"
 #include "common/memory/host_slab.h"
 #include "common/plan/plan.h"
@@ -30,29 +34,28 @@ struct LoadSource {
   FileSystem& file_system;
   const Checkpoint& checkpoint;
   const CheckpointIdentity& identity;
-  const ShardPlan& plan;
+  const NodePlan& plan;
 };
-
-// How bytes get into a slab: through its memfd, or by a copy into its mapping. HostSlab::PrefersWrite says which is
-// best.
-enum class FillMethod { kBest, kWrite, kCopy };
 
 struct LoadOptions {
   int reader_threads = 0;         // 0 chooses by the number of cores
-  int64_t chunk_bytes = 2 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it
+  int64_t chunk_bytes = 2 << 20;  // of each thread's buffer: a multiple of kDirectAlignmentBytes, at least twice it.
+                                  // Tensors that are quantized are read by whole rows of blocks, in chunks as large as
+                                  // that takes.
   std::chrono::milliseconds progress_interval{100};
-  FillMethod fill_method = FillMethod::kBest;  // another for tests and measurements
+  BufferSource* buffers = nullptr;  // null: ordinary memory. Outlives the call.
 };
 
-// Called on the caller's thread with the bytes done so far; an error ends the load with that error.
+// Called on the caller's thread with the bytes done so far, of plan.read_bytes; an error ends the load with that error.
 using LoadProgressCallback = std::function<absl::Status(int64_t done_bytes)>;
 
-// Reads `source.plan` into `slabs`, which are as many and at least as long as the plan says, and returns the digest of
-// each of the plan's tensors, in their order. Every file is checked against `source.identity` when it is opened:
-// another file, or one that ends early, is CHECKPOINT_CHANGED naming it. A change that does not make reading fail is
-// for CheckUnchanged to find afterwards. MEMORY_EXHAUSTED if the slabs' pages cannot be had. No thread is left when it
-// returns.
-absl::StatusOr<std::vector<Digest>> LoadShard(const LoadSource& source, std::span<HostSlab> slabs,
-                                              const LoadOptions& options, const LoadProgressCallback& progress);
+// Reads what `source.plan` says into `destinations`, one for each of its shards, and returns for each shard the digest
+// of each of its tensors, in their order. Every file is checked against `source.identity` when it is opened: another
+// file, or one that ends early, is CHECKPOINT_CHANGED naming it. A change that does not make reading fail is for
+// CheckUnchanged to find afterwards. Otherwise it fails as its destinations do. No thread is left when it returns.
+absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& source,
+                                                          std::span<const std::unique_ptr<Destination>> destinations,
+                                                          const LoadOptions& options,
+                                                          const LoadProgressCallback& progress);
 
 }  // namespace weightbroker

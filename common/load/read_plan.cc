@@ -1,47 +1,40 @@
 #include "common/load/read_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "common/base/file.h"
-#include "common/memory/digest.h"
+#include "common/plan/source_ranges.h"
+#include "common/quant/gate.h"
 
 namespace weightbroker {
 namespace {
 
-// Indices of the tensors that are read, in file order.
-std::vector<int32_t> TensorsToRead(const ShardPlan& plan) {
-  std::vector<int32_t> indices;
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    if (plan.tensors[i].alias_of.empty() && plan.tensors[i].size_bytes > 0) indices.push_back(static_cast<int32_t>(i));
-  }
-  std::sort(indices.begin(), indices.end(), [&](int32_t a, int32_t b) {
-    const auto key = [&](int32_t i) {
-      const TensorPlacement& tensor = plan.tensors[static_cast<size_t>(i)];
-      return std::make_tuple(tensor.file_index, tensor.file_offset_bytes);
-    };
-    return key(a) < key(b);
-  });
-  return indices;
-}
+int64_t RoundDown(int64_t value) { return value / kDirectAlignmentBytes * kDirectAlignmentBytes; }
+int64_t RoundUp(int64_t value) { return RoundDown(value + kDirectAlignmentBytes - 1); }
 
 class ItemBuilder {
  public:
-  explicit ItemBuilder(int64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
+  ItemBuilder(const Checkpoint& checkpoint, int64_t chunk_bytes) : checkpoint_(checkpoint), chunk_bytes_(chunk_bytes) {}
 
-  void AddTensor(int32_t index, const TensorPlacement& tensor) {
-    for (int64_t offset = 0; offset < tensor.size_bytes;) {
-      const int64_t at = tensor.file_offset_bytes + offset;
+  // Adds a range of a source, which may be cut at multiples of `unit_bytes` from the source's start.
+  void Add(int32_t source, ByteRange range, int64_t unit_bytes) {
+    const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];
+    int64_t offset = range.begin_bytes;
+    while (offset < range.end_bytes) {
+      const int64_t at = tensor.offset_bytes + offset;
       if (!Continues(tensor.file_index, at)) StartItem(tensor.file_index, at);
-      const int64_t size = SizeThatFits(at, tensor.size_bytes - offset);
-      if (size == 0) {
+      int64_t end = FurthestCut(offset, range.end_bytes, unit_bytes, limit_ - tensor.offset_bytes);
+      if (end <= offset && !items_.back().segments.empty()) {
         StartItem(tensor.file_index, at);
-        continue;
+        end = FurthestCut(offset, range.end_bytes, unit_bytes, limit_ - tensor.offset_bytes);
       }
-      items_.back().segments.push_back({index, offset, at, size});
-      items_.back().end_bytes = at + size;
-      offset += size;
+      if (end <= offset) end = std::min(range.end_bytes, (offset / unit_bytes + 1) * unit_bytes);
+      items_.back().segments.push_back({source, at, end - offset});
+      items_.back().end_bytes = tensor.offset_bytes + end;
+      offset = end;
     }
   }
 
@@ -54,26 +47,173 @@ class ItemBuilder {
 
   void StartItem(int32_t file_index, int64_t at) {
     items_.push_back({.file_index = file_index, .begin_bytes = at, .end_bytes = at, .segments = {}});
-    limit_ = at / kDirectAlignmentBytes * kDirectAlignmentBytes + chunk_bytes_;
+    limit_ = RoundDown(at) + chunk_bytes_;
   }
 
-  // How much of `left_bytes` at `at` fits the current item, cut between words unless it is all.
-  int64_t SizeThatFits(int64_t at, int64_t left_bytes) const {
-    const int64_t room = limit_ - at;
-    return left_bytes <= room ? left_bytes : room / kDigestWordBytes * kDigestWordBytes;
+  // The last place up to `limit`, all from the source's start, where the source may be cut; `offset` or before if there
+  // is none after it.
+  static int64_t FurthestCut(int64_t offset, int64_t range_end, int64_t unit_bytes, int64_t limit) {
+    if (range_end <= limit) return range_end;
+    return limit <= offset ? offset : limit / unit_bytes * unit_bytes;
   }
 
+  const Checkpoint& checkpoint_;
   const int64_t chunk_bytes_;
-  int64_t limit_ = 0;  // where the current item must end
+  int64_t limit_ = 0;  // where the current item must end, in the file
   std::vector<ReadItem> items_;
+};
+
+// Turns the part of a piece that lies in elements [begin, end) of its source into transfers.
+class PieceCutter {
+ public:
+  PieceCutter(const Piece& piece, const Transfer& common, int64_t element_bytes, int64_t begin, int64_t begin_in_chunk,
+              std::vector<Transfer>& out)
+      : piece_(piece),
+        common_(common),
+        element_bytes_(element_bytes),
+        begin_(begin),
+        begin_in_chunk_bytes_(begin_in_chunk),
+        out_(out) {}
+
+  void Cut(int64_t end) {
+    const int64_t first = std::max<int64_t>(0, RunAt(begin_));
+    const int64_t last = std::min(piece_.run_count - 1, RunAt(end - 1));
+    if (first > last || end <= piece_.source_offset) return;
+    if (common_.transform == Transform::kQuantizeFp8Block) return Emit(first, last, 0, piece_.run_elements);
+    const int64_t skipped = std::max<int64_t>(0, begin_ - RunStart(first));
+    const int64_t last_end = std::min(piece_.run_elements, end - RunStart(last));
+    if (first == last) return Emit(first, first, skipped, last_end);
+    if (skipped > 0) Emit(first, first, skipped, piece_.run_elements);
+    const int64_t whole_first = skipped > 0 ? first + 1 : first;
+    const int64_t whole_last = last_end < piece_.run_elements ? last - 1 : last;
+    Emit(whole_first, whole_last, 0, piece_.run_elements);
+    if (last_end < piece_.run_elements) Emit(last, last, 0, last_end);
+  }
+
+ private:
+  int64_t RunStart(int64_t run) const { return piece_.source_offset + run * piece_.source_stride; }
+
+  // The run that holds `element` or is the last to start before it; with rows that are quantized, the row's.
+  int64_t RunAt(int64_t element) const {
+    if (piece_.run_count == 1 && common_.transform != Transform::kQuantizeFp8Block) return 0;
+    const int64_t origin = common_.transform == Transform::kQuantizeFp8Block
+                               ? piece_.source_offset / piece_.source_stride * piece_.source_stride
+                               : piece_.source_offset;
+    return element < origin ? -1 : (element - origin) / piece_.source_stride;
+  }
+
+  // Elements [begin, end) of runs first..last.
+  void Emit(int64_t first, int64_t last, int64_t begin, int64_t end) {
+    if (first > last || begin >= end) return;
+    Transfer transfer = common_;
+    transfer.run_elements = end - begin;
+    transfer.run_count = last - first + 1;
+    transfer.source_offset_bytes = begin_in_chunk_bytes_ + (RunStart(first) + begin - begin_) * element_bytes_;
+    transfer.source_stride_bytes = piece_.source_stride * element_bytes_;
+    transfer.offset = piece_.offset + first * piece_.stride + begin * piece_.element_stride;
+    transfer.stride = piece_.stride;
+    transfer.element_stride = piece_.element_stride;
+    transfer.scale_offset = piece_.scale_offset + first / kFp8BlockSize[0] * piece_.scale_stride;
+    transfer.scale_stride = piece_.scale_stride;
+    out_.push_back(transfer);
+  }
+
+  const Piece& piece_;
+  const Transfer& common_;
+  const int64_t element_bytes_;
+  const int64_t begin_;                 // element of the source at which the segment starts
+  const int64_t begin_in_chunk_bytes_;  // where that is in the chunk
+  std::vector<Transfer>& out_;
 };
 
 }  // namespace
 
-std::vector<ReadItem> PlanReads(const ShardPlan& plan, int64_t chunk_bytes) {
-  ItemBuilder builder(chunk_bytes);
-  for (const int32_t index : TensorsToRead(plan)) builder.AddTensor(index, plan.tensors[static_cast<size_t>(index)]);
-  return std::move(builder).Finish();
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes)
+    : checkpoint_(checkpoint), plan_(plan) {
+  CollectUses();
+  BuildItems(chunk_bytes);
+}
+
+void ReadPlan::CollectUses() {
+  for (size_t shard = 0; shard < plan_.shards.size(); ++shard) {
+    const auto& tensors = plan_.shards[shard].tensors;
+    for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+      for (const Piece& piece : tensors[tensor].pieces) {
+        uses_.push_back({piece.source, static_cast<int32_t>(shard), static_cast<int32_t>(tensor), &piece});
+      }
+    }
+  }
+  const auto key = [](const Use& use) { return std::make_tuple(use.source, use.shard, use.piece->source_offset); };
+  std::stable_sort(uses_.begin(), uses_.end(), [&](const Use& a, const Use& b) { return key(a) < key(b); });
+  first_uses_.assign(checkpoint_.tensors.size() + 1, 0);
+  for (const Use& use : uses_) ++first_uses_[static_cast<size_t>(use.source) + 1];
+  std::partial_sum(first_uses_.begin(), first_uses_.end(), first_uses_.begin());
+}
+
+Transform ReadPlan::TransformOf(const Use& use) const {
+  return plan_.shards[static_cast<size_t>(use.shard)].tensors[static_cast<size_t>(use.tensor)].transform;
+}
+
+int64_t ReadPlan::CutUnitOf(int32_t source) const {
+  const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];
+  int64_t unit_bytes = kCutBytes;
+  for (size_t i = first_uses_[static_cast<size_t>(source)]; i < first_uses_[static_cast<size_t>(source) + 1]; ++i) {
+    const Transform transform = TransformOf(uses_[i]);
+    if (transform == Transform::kQuantizeFp8Block)
+      return kFp8BlockSize[0] * tensor.shape.back() * tensor.dtype->bits / 8;
+    if (transform != Transform::kCopy) unit_bytes = 2 * kCutBytes;
+  }
+  return unit_bytes;
+}
+
+void ReadPlan::BuildItems(int64_t chunk_bytes) {
+  std::vector<int32_t> sources(checkpoint_.tensors.size());
+  std::iota(sources.begin(), sources.end(), 0);
+  std::sort(sources.begin(), sources.end(), [&](int32_t a, int32_t b) {
+    const auto key = [&](int32_t source) {
+      const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];
+      return std::make_tuple(tensor.file_index, tensor.offset_bytes, tensor.size_bytes);
+    };
+    return key(a) < key(b);
+  });
+  ItemBuilder builder(checkpoint_, chunk_bytes);
+  std::vector<PieceUse> pieces;
+  for (const int32_t source : sources) {
+    const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];
+    pieces.clear();
+    for (size_t i = first_uses_[static_cast<size_t>(source)]; i < first_uses_[static_cast<size_t>(source) + 1]; ++i) {
+      pieces.push_back({uses_[i].piece, TransformOf(uses_[i])});
+    }
+    const int64_t unit_bytes = CutUnitOf(source);
+    for (const ByteRange& range : WantedBytes(tensor, pieces)) builder.Add(source, range, unit_bytes);
+  }
+  items_ = std::move(builder).Finish();
+  buffer_bytes_ = chunk_bytes;
+  for (const ReadItem& item : items_) {
+    buffer_bytes_ = std::max(buffer_bytes_, RoundUp(item.end_bytes) - RoundDown(item.begin_bytes));
+  }
+}
+
+std::vector<Transfer> ReadPlan::TransfersOf(const ReadItem& item, size_t shard) const {
+  std::vector<Transfer> transfers;
+  for (const ReadSegment& segment : item.segments) {
+    const CheckpointTensor& source = checkpoint_.tensors[static_cast<size_t>(segment.source)];
+    const int64_t element_bytes = source.dtype->bits / 8;
+    const int64_t begin = (segment.file_offset_bytes - source.offset_bytes) / element_bytes;
+    const auto index = static_cast<size_t>(segment.source);
+    for (size_t i = first_uses_[index]; i < first_uses_[index + 1]; ++i) {
+      const Use& use = uses_[i];
+      if (static_cast<size_t>(use.shard) != shard) continue;
+      Transfer common;
+      common.tensor = use.tensor;
+      common.transform = TransformOf(use);
+      common.source_dtype = source.dtype;
+      PieceCutter cutter(*use.piece, common, element_bytes, begin, segment.file_offset_bytes - item.begin_bytes,
+                         transfers);
+      cutter.Cut(begin + segment.size_bytes / element_bytes);
+    }
+  }
+  return transfers;
 }
 
 }  // namespace weightbroker

@@ -1,24 +1,28 @@
-// Cuts a shard's plan into reads: runs of a file that are large enough to be fast and small enough for a ring of
+// Cuts a node's plan into reads: runs of a file that are large enough to be fast and small enough for a ring of
 // buffers.
 //
-//   for (const ReadItem& item : PlanReads(plan, chunk_bytes)) ...      // any order, any thread
+//   const ReadPlan reads(checkpoint, plan, chunk_bytes);
+//   for (const ReadItem& item : reads.items()) {              // any order, any thread
+//     ... read [item.begin_bytes, item.end_bytes) ...
+//     for (size_t shard = 0; shard < plan.shards.size(); ++shard) Store(reads.TransfersOf(item, shard));
+//   }
 //
-// Thread-safe: all functions are pure.
+// Thread-safe once built.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "common/load/destination.h"
 #include "common/plan/plan.h"
 
 namespace weightbroker {
 
-// A run of one tensor's bytes.
+// A run of one source tensor's bytes.
 struct ReadSegment {
-  int32_t tensor = 0;               // into ShardPlan::tensors
-  int64_t tensor_offset_bytes = 0;  // a multiple of kDigestWordBytes, so that each run can be digested by itself
-  int64_t file_offset_bytes = 0;
-  int64_t size_bytes = 0;  // > 0
+  int32_t source = 0;             // into Checkpoint::tensors
+  int64_t file_offset_bytes = 0;  // where it starts
+  int64_t size_bytes = 0;         // > 0
 };
 
 // A run of one file without a gap, read at once.
@@ -29,10 +33,47 @@ struct ReadItem {
   std::vector<ReadSegment> segments;  // in file order; together they are [begin_bytes, end_bytes)
 };
 
-// Every byte of every tensor that is read is in exactly one segment. With its ends rounded out to kDirectAlignmentBytes
-// no item is longer than `chunk_bytes`, which is a multiple of that and at least twice it. Items come in file order.
-// Where a tensor lies at an offset that is no multiple of 8, neighbours share a block of the file, which is then read
-// twice.
-std::vector<ReadItem> PlanReads(const ShardPlan& plan, int64_t chunk_bytes);
+// Where tensors are cut between two reads: at multiples of this from their start, or of twice it if they are converted,
+// so that what lands of each part is whole words, which can be digested by themselves; or between two rows of blocks.
+inline constexpr int64_t kCutBytes = kDigestWordBytes;
+
+class ReadPlan {
+ public:
+  // With its ends rounded out to kDirectAlignmentBytes no item is longer than `chunk_bytes`, which is a multiple of
+  // that and at least twice it, but for one that has a single row of blocks of a tensor that is quantized. `checkpoint`
+  // and `plan` outlive this object.
+  ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes);
+
+  // In file order. Every byte that a piece wants is in exactly one segment. Where a tensor lies at an offset that is no
+  // multiple of 8, neighbours share a block of the file, which is then read twice.
+  const std::vector<ReadItem>& items() const { return items_; }
+
+  // The length of a buffer that any item fits, with its ends rounded out to kDirectAlignmentBytes.
+  int64_t buffer_bytes() const { return buffer_bytes_; }
+
+  // What becomes of an item's bytes in one of the plan's shards, in file order.
+  std::vector<Transfer> TransfersOf(const ReadItem& item, size_t shard) const;
+
+ private:
+  // A piece of a shard's tensor.
+  struct Use {
+    int32_t source = 0;
+    int32_t shard = 0;
+    int32_t tensor = 0;
+    const Piece* piece = nullptr;
+  };
+
+  void CollectUses();
+  void BuildItems(int64_t chunk_bytes);
+  int64_t CutUnitOf(int32_t source) const;
+  Transform TransformOf(const Use& use) const;
+
+  const Checkpoint& checkpoint_;
+  const NodePlan& plan_;
+  std::vector<Use> uses_;           // by source, then shard
+  std::vector<size_t> first_uses_;  // for each source, where its uses start; one more at the end
+  std::vector<ReadItem> items_;
+  int64_t buffer_bytes_ = 0;
+};
 
 }  // namespace weightbroker

@@ -33,7 +33,7 @@ absl::Status CheckAttribute(CudaDriver& driver, CudaDevice device, int attribute
 absl::StatusOr<int64_t> Granularity(CudaDriver& driver, CudaDevice device) {
   size_t granularity = 0;
   const CudaResult result =
-      driver.MemGetAllocationGranularity(PropertiesFor(device), kCudaGranularityRecommended, &granularity);
+      driver.MemGetAllocationGranularity(PropertiesFor(device), kCudaGranularityMinimum, &granularity);
   if (result != kCudaSuccess || granularity == 0) {
     return CudaError(driver, result, "cuMemGetAllocationGranularity",
                      absl::StrCat("asking for the allocation granularity of device ", device));
@@ -177,11 +177,23 @@ absl::Status CudaReservation::Map(int64_t offset_bytes, const CudaVmmMemory& mem
     return CudaError(driver, result, "cuMemMap", absl::StrCat("mapping a slab of ", size, " bytes"));
   }
   mapped_.push_back({at, memory.size_bytes()});
-  const CudaAccessDesc allowed = {{kCudaLocationDevice, context_->device()}, access};
-  if (const CudaResult result = driver.MemSetAccess(at, size, allowed); result != kCudaSuccess) {
-    return CudaError(driver, result, "cuMemSetAccess", absl::StrCat("opening a slab of ", size, " bytes for access"));
-  }
+  return SetAccessOf(mapped_.back(), access);
+}
+
+absl::Status CudaReservation::SetAccess(CudaAccess access) {
+  const CudaScope current(*context_);
+  RETURN_IF_ERROR(current.status());
+  for (const Piece& piece : mapped_) RETURN_IF_ERROR(SetAccessOf(piece, access));
   return absl::OkStatus();
+}
+
+absl::Status CudaReservation::SetAccessOf(const Piece& piece, CudaAccess access) const {
+  const CudaAccessDesc allowed = {{kCudaLocationDevice, context_->device()}, access};
+  const CudaResult result =
+      context_->driver().MemSetAccess(piece.address, static_cast<size_t>(piece.size_bytes), allowed);
+  if (result == kCudaSuccess) return absl::OkStatus();
+  return CudaError(context_->driver(), result, "cuMemSetAccess",
+                   absl::StrCat("setting the access to a slab of ", piece.size_bytes, " bytes"));
 }
 
 CudaReservation& CudaReservation::operator=(CudaReservation&& other) noexcept {

@@ -91,6 +91,9 @@ class CudaReservation {
   // access; it does not stop whoever holds the descriptor from mapping it otherwise.
   absl::Status Map(int64_t offset_bytes, const CudaVmmMemory& memory, CudaAccess access);
 
+  // Changes what the context's device may do with everything that is mapped.
+  absl::Status SetAccess(CudaAccess access);
+
   CudaDevicePtr address() const { return address_; }
   int64_t size_bytes() const { return size_bytes_; }
 
@@ -102,6 +105,7 @@ class CudaReservation {
 
   CudaReservation(CudaContext context, CudaDevicePtr address, int64_t size_bytes)
       : context_(std::move(context)), address_(address), size_bytes_(size_bytes) {}
+  absl::Status SetAccessOf(const Piece& piece, CudaAccess access) const;
   void Release();
 
   std::optional<CudaContext> context_;  // none once moved from

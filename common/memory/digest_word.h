@@ -4,11 +4,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define WEIGHTBROKER_HOST_DEVICE __host__ __device__
-#else
-#define WEIGHTBROKER_HOST_DEVICE
-#endif
+#include "common/device/kernels/host_device.h"
 
 namespace weightbroker::wbd1 {
 

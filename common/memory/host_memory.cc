@@ -142,31 +142,34 @@ bool AllowsTransparentHugePages(const std::string& root) {
   return word == "always" || word == "within_size" || word == "advise" || word == "force";
 }
 
-bool HasReservedHugePages(const std::string& root, int64_t size_bytes) {
+int64_t FreeHugePageBytes(const std::string& root) {
   const std::string folder = root + "/sys/kernel/mm/hugepages/hugepages-2048kB/";
   const int64_t free = ReadNumber(folder + "free_hugepages").value_or(0);
   const int64_t promised = ReadNumber(folder + "resv_hugepages").value_or(0);
-  return (free - promised) >= (size_bytes + kHugePageBytes - 1) / kHugePageBytes;
+  return std::max<int64_t>(0, free - promised) * kHugePageBytes;
 }
 
 }  // namespace
 
 HostMemory ReadHostMemory(const std::string& root) {
   HostMemory memory{.available_bytes = ReadKeyedNumber(root + "/proc/meminfo", "MemAvailable:").value_or(0) * 1024,
-                    .limited_by = "machine"};
+                    .limited_by = "machine",
+                    .free_huge_page_bytes = FreeHugePageBytes(root)};
   std::ifstream mounts(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(mounts, line);) {
     const auto controller = ParseMount(line);
     if (!controller.has_value()) continue;
     const int64_t allowed = AllowedBy(root, *controller);
-    if (allowed < memory.available_bytes) memory = {.available_bytes = allowed, .limited_by = "cgroup"};
+    if (allowed >= memory.available_bytes) continue;
+    memory.available_bytes = allowed;
+    memory.limited_by = "cgroup";
   }
   return memory;
 }
 
 v1::PageKind ProbeHostPageKind(int64_t size_bytes, const std::string& root) {
   if (size_bytes < kHugePageBytes) return v1::PAGE_KIND_BASE;
-  if (HasReservedHugePages(root, size_bytes)) return v1::PAGE_KIND_HUGETLB;
+  if (size_bytes <= FreeHugePageBytes(root)) return v1::PAGE_KIND_HUGETLB;
   if (AllowsTransparentHugePages(root)) return v1::PAGE_KIND_TRANSPARENT_HUGE;
   return v1::PAGE_KIND_BASE;
 }

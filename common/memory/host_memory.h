@@ -18,6 +18,9 @@ inline constexpr int64_t kHugePageBytes = 2 << 20;
 struct HostMemory {
   int64_t available_bytes = 0;  // the least of MemAvailable and what each cgroup above this process still allows
   const char* limited_by = "";  // "machine" or "cgroup"
+  // In huge pages that were set apart and nobody has or has been promised: no part of available_bytes, and not charged
+  // to a cgroup's memory. A slab takes them if all of it fits.
+  int64_t free_huge_page_bytes = 0;
 };
 
 // How much memory a new slab could take. Reads /proc/meminfo and the memory controllers of cgroup v1 and v2; page cache

@@ -20,10 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/memory/memfd.h"
 
-#ifndef MFD_NOEXEC_SEAL  // Linux 6.3
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 #ifndef MADV_POPULATE_WRITE  // Linux 5.14
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -60,13 +58,9 @@ absl::Status CheckMemory(int64_t need_bytes) {
   return need_bytes <= memory.available_bytes ? absl::OkStatus() : NotEnoughMemory(need_bytes, memory);
 }
 
-absl::StatusOr<UniqueFd> CreateMemfd(const char* name, unsigned flags) {
-  flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  // A system may insist on NOEXEC_SEAL (vm.memfd_noexec=2); kernels before 6.3 do not know it.
-  UniqueFd fd(memfd_create(name, flags | MFD_NOEXEC_SEAL));
-  if (!fd.valid() && errno == EINVAL) fd.reset(memfd_create(name, flags));
-  if (!fd.valid()) return SystemError("memfd_create", errno);
-  return fd;
+absl::Status CheckPositive(int64_t size_bytes) {
+  if (size_bytes > 0) return absl::OkStatus();
+  return MakeError(Reason::kInvalidArgument, absl::StrCat("a slab of ", size_bytes, " bytes cannot be made"));
 }
 
 // Maps `fd` at an address that is a multiple of kHugePageBytes: only then can the kernel use huge pages all through.
@@ -110,17 +104,6 @@ int64_t HugeMappedBytes(const std::byte* data, int64_t size_bytes) {
   return huge_kib * 1024;
 }
 
-// Takes write permission, adds `seals`, and returns a descriptor that was opened for reading: one that was opened for
-// writing would let its holder, and everyone it is sent to, share a file offset and reopen it.
-absl::StatusOr<UniqueFd> SealAndReopen(UniqueFd fd, int seals) {
-  if (fchmod(fd.get(), 0400) != 0) return SystemError("fchmod of a memfd", errno);
-  if (fcntl(fd.get(), F_ADD_SEALS, seals) != 0) return SystemError("fcntl(F_ADD_SEALS)", errno);
-  const std::string path = absl::StrCat("/proc/self/fd/", fd.get());
-  UniqueFd read_only(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!read_only.valid()) return SystemError(absl::StrCat("open ", path), errno);
-  return read_only;
-}
-
 absl::Status WriteAll(int fd, std::span<const std::byte> contents) {
   while (!contents.empty()) {
     const ssize_t written = write(fd, contents.data(), contents.size());
@@ -151,9 +134,7 @@ absl::StatusOr<HostSlab> HostSlab::CreateWith(v1::PageKind page_kind, int64_t si
 }
 
 absl::StatusOr<HostSlab> HostSlab::Create(int64_t size_bytes) {
-  if (size_bytes <= 0) {
-    return MakeError(Reason::kInvalidArgument, absl::StrCat("a slab of ", size_bytes, " bytes cannot be made"));
-  }
+  RETURN_IF_ERROR(CheckPositive(size_bytes));
   const v1::PageKind page_kind = ProbeHostPageKind(size_bytes);
   if (page_kind == v1::PAGE_KIND_HUGETLB) {
     auto slab = CreateWith(page_kind, size_bytes);
@@ -257,6 +238,11 @@ absl::StatusOr<SealedSlab> HostSlab::Seal() && {
   Unmap();
   ASSIGN_OR_RETURN(sealed.fd, SealAndReopen(std::move(fd_), kSlabSeals));
   return sealed;
+}
+
+absl::Status CheckSlabSize(int64_t size_bytes, v1::PageKind page_kind) {
+  RETURN_IF_ERROR(CheckPositive(size_bytes));
+  return page_kind == v1::PAGE_KIND_HUGETLB ? absl::OkStatus() : CheckMemory(size_bytes);
 }
 
 absl::StatusOr<UniqueFd> CreateSealedMemfd(const char* name, std::span<const std::byte> contents) {

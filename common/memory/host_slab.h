@@ -76,6 +76,10 @@ class HostSlab {
   v1::PageKind page_kind_ = v1::PAGE_KIND_BASE;
 };
 
+// INVALID_ARGUMENT unless `size_bytes` is positive, MEMORY_EXHAUSTED if there is not that much host memory. Reserved
+// huge pages are there already.
+absl::Status CheckSlabSize(int64_t size_bytes, v1::PageKind page_kind);
+
 // A memfd with `contents`, sealed against everything and reopened read-only; for manifests and requests between
 // processes.
 absl::StatusOr<UniqueFd> CreateSealedMemfd(const char* name, std::span<const std::byte> contents);

@@ -1,11 +1,12 @@
 #include "common/plan/manifest.h"
 
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker {
@@ -88,6 +89,25 @@ absl::StatusOr<std::string> SerializeManifest(const ShardPlan& plan, const std::
   FrameWriter writer;
   for (size_t i = 0; i < digests.size(); ++i) RETURN_IF_ERROR(writer.Add(ToRow(plan.tensors[i], digests[i])));
   return std::move(writer).Finish();
+}
+
+absl::StatusOr<std::string> SerializeManifest(std::vector<v1::Tensor> rows) {
+  FrameWriter writer;
+  for (v1::Tensor& row : rows) RETURN_IF_ERROR(writer.Add(std::move(row)));
+  return std::move(writer).Finish();
+}
+
+absl::StatusOr<std::vector<v1::Tensor>> ParseManifest(std::string_view bytes) {
+  ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(bytes));
+  std::vector<v1::Tensor> rows;
+  for (const std::string_view frame : frames) {
+    v1::ExportResponse response;
+    if (!response.ParseFromArray(frame.data(), static_cast<int>(frame.size())) || !response.has_manifest()) {
+      return MakeError(Reason::kProtocolError, "a manifest has a frame that is not an ExportResponse with a manifest");
+    }
+    for (v1::Tensor& row : *response.mutable_manifest()->mutable_tensors()) rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 absl::StatusOr<std::vector<std::string_view>> SplitManifest(std::string_view bytes) {

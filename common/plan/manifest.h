@@ -23,6 +23,12 @@ inline constexpr int64_t kMaxManifestFrameBytes = 1 << 20;
 // (a name of a megabyte) is refused with CHECKPOINT_TOO_LARGE.
 absl::StatusOr<std::string> SerializeManifest(const ShardPlan& plan, const std::vector<Digest>& digests);
 
+// The same of rows as they are, which must be sorted by name.
+absl::StatusOr<std::string> SerializeManifest(std::vector<v1::Tensor> rows);
+
+// The rows of a serialized manifest, in its order. PROTOCOL_ERROR if it is torn, or a frame is something else.
+absl::StatusOr<std::vector<v1::Tensor>> ParseManifest(std::string_view bytes);
+
 // Splits into frames' payloads, which point into `bytes`. PROTOCOL_ERROR if lengths do not add up.
 absl::StatusOr<std::vector<std::string_view>> SplitManifest(std::string_view bytes);
 

@@ -1,203 +1,130 @@
 #include "common/plan/plan.h"
 
 #include <algorithm>
-#include <limits>
-#include <map>
-#include <optional>
-#include <span>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
+#include "common/plan/architecture.h"
+#include "common/plan/region.h"
+#include "common/plan/shard_assembly.h"
+#include "common/plan/shard_planner.h"
+#include "common/plan/source_ranges.h"
+#include "common/plan/tensor_roles.h"
+#include "common/quant/convert.h"
 
 namespace weightbroker {
 namespace {
 
-constexpr const char* kQuantizations[] = {kSpecAuto, "none", "fp8"};
-constexpr const char* kDtypes[] = {kSpecAuto, "BF16", "F16", "F32"};
-constexpr char kHfLayout[] = "hf";
-// Of block-wise FP8: the scales are F32 whatever the model's own type is.
-constexpr char kScaleSuffix[] = "weight_scale_inv";
-
-absl::Status CheckWord(const std::string& field, const std::string& word, std::span<const char* const> allowed) {
-  if (std::find(allowed.begin(), allowed.end(), word) != allowed.end()) return absl::OkStatus();
-  const std::string list = absl::StrJoin(allowed, ", ");
-  return MakeError(Reason::kInvalidArgument,
-                   absl::StrCat("spec.", field, " ", Quote(word), " is not known; one of ", list, " is"),
-                   {{"field", absl::StrCat("spec.", field)}, {"found", Printable(word)}, {"allowed", list}});
+// Whether the spec asks for nothing but the files as they are, which needs no knowledge of the architecture.
+bool IsAsItIs(const v1::WeightSpec& spec) {
+  return WorldSize(spec) == 1 && spec.layout() == kHfLayout && spec.quantization() != kQuantizeFp8Block &&
+         spec.mtp_layers() == kKeepMtpLayers;
 }
 
-absl::Status CheckParallelism(int32_t tensor_parallel_size) {
-  const std::map<std::string, std::string> metadata = {
-      {"field", "spec.tensor_parallel_size"}, {"found", absl::StrCat(tensor_parallel_size)}, {"allowed", "1"}};
-  if (tensor_parallel_size < 1) {
-    return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat("spec.tensor_parallel_size is ", tensor_parallel_size, "; it must be 1 or more"),
-                     metadata);
-  }
-  if (tensor_parallel_size > 1) {
-    return MakeError(Reason::kParallelismUnsupported,
-                     absl::StrCat("spec.tensor_parallel_size is ", tensor_parallel_size,
-                                  ", and this version serves 1 only: it does not split weights over ranks"),
-                     metadata);
-  }
-  return absl::OkStatus();
-}
-
-bool IsUnquantizedFloat(const CheckpointTensor& tensor) {
-  const auto proto = tensor.dtype->proto;
-  return (proto == v1::DATA_TYPE_F16 || proto == v1::DATA_TYPE_BF16 || proto == v1::DATA_TYPE_F32 ||
-          proto == v1::DATA_TYPE_F64) &&
-         !absl::EndsWith(tensor.name, kScaleSuffix);
-}
-
-// The floating-point type that most of the checkpoint's unquantized bytes have: a model has one, and keeps a few small
-// tensors in another. Null if it has no such tensor.
-const DtypeInfo* MainFloatDtype(const Checkpoint& checkpoint) {
-  std::map<const DtypeInfo*, int64_t> bytes;
-  for (const CheckpointTensor& tensor : checkpoint.tensors) {
-    if (IsUnquantizedFloat(tensor)) bytes[tensor.dtype] += tensor.size_bytes;
-  }
-  const auto most =
-      std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == bytes.end() ? nullptr : most->first;
-}
-
-absl::Status CheckQuantizationWord(const std::string& wanted, const std::string& found) {
-  if (wanted == kSpecAuto || wanted == found) return absl::OkStatus();
-  return MakeError(Reason::kQuantizationContradicted,
-                   absl::StrCat("spec.quantization is ", wanted, ", but the checkpoint's is ", found,
-                                ": ask for that, or leave the field empty"),
-                   {{"field", "spec.quantization"}, {"requested", wanted}, {"found", found}});
-}
-
-absl::Status CheckDtypeWord(const std::string& wanted, const Checkpoint& checkpoint) {
-  const DtypeInfo* const found = MainFloatDtype(checkpoint);
-  if (wanted == kSpecAuto || found == nullptr || found->name == wanted) return absl::OkStatus();
-  const std::string name(found->name);
-  return MakeError(Reason::kDtypeMismatch,
-                   absl::StrCat("spec.dtype is ", wanted, ", but the checkpoint's weights are ", name,
-                                ", and this version does not convert them: ask for that, or leave the field empty"),
-                   {{"field", "spec.dtype"}, {"requested", wanted}, {"found", name}});
-}
-
-// Gives out aligned places, one after the other.
-class SlabCursor {
- public:
-  // The place of the next tensor, or nothing if offsets would no longer fit 63 bits.
-  std::optional<int64_t> Take(int64_t size_bytes) {
-    const int64_t place = end_;
-    if (size_bytes > std::numeric_limits<int64_t>::max() - kTensorAlignmentBytes - place) return std::nullopt;
-    end_ = (place + size_bytes + kTensorAlignmentBytes - 1) / kTensorAlignmentBytes * kTensorAlignmentBytes;
-    return place;
-  }
-  int64_t end() const { return end_; }
-
- private:
-  int64_t end_ = 0;
-};
-
-TensorPlacement PlaceAt(const CheckpointTensor& tensor, int64_t slab_offset_bytes) {
-  TensorPlacement placement;
-  placement.name = tensor.name;
-  placement.dtype = tensor.dtype;
-  placement.shape = tensor.shape;
-  placement.slab_offset_bytes = slab_offset_bytes;
-  placement.size_bytes = tensor.size_bytes;
-  placement.file_index = tensor.file_index;
-  placement.file_offset_bytes = tensor.offset_bytes;
-  return placement;
-}
-
-absl::Status TooLarge(const CheckpointTensor& tensor) {
-  return MakeError(Reason::kCheckpointTooLarge,
-                   absl::StrCat("tensor ", Quote(tensor.name), ": with it the shard exceeds 2^63 bytes"),
-                   {{"tensor", Printable(tensor.name)}});
-}
-
-absl::Status RankOutOfRange(int32_t rank) {
-  return MakeError(Reason::kRankOutOfRange, absl::StrCat("rank ", rank, " does not exist: with 1 rank there is only 0"),
-                   {{"found", absl::StrCat(rank)}, {"allowed", "0"}});
-}
-
-bool NameLess(const TensorPlacement& a, const TensorPlacement& b) { return a.name < b.name; }
-
-// Adds a row for each tied weight that shares the memory of one of `plan.tensors`, which are sorted.
-absl::Status AddAliases(const Checkpoint& checkpoint, ShardPlan& plan) {
-  std::vector<TensorPlacement> aliases;
-  for (const auto& [name, target] : checkpoint.aliases) {
-    const auto found =
-        std::lower_bound(plan.tensors.begin(), plan.tensors.end(), target,
-                         [](const TensorPlacement& tensor, const std::string& key) { return tensor.name < key; });
-    if (found == plan.tensors.end() || found->name != target) {
-      return MakeError(Reason::kCheckpointMalformed,
-                       absl::StrCat("tensor ", Quote(name), " is tied to ", Quote(target), ", which is not there"),
-                       {{"tensor", Printable(name)}, {"alias_of", Printable(target)}});
+absl::StatusOr<ShardPlan> PlanAsItIs(const PlanRequest& request) {
+  const v1::WeightSpec& spec = request.spec;
+  const DtypeInfo* const dtype = spec.dtype() == kSpecAuto ? nullptr : FindDtype(spec.dtype());
+  std::vector<ShardTensor> tensors;
+  for (size_t i = 0; i < request.checkpoint.tensors.size(); ++i) {
+    const CheckpointTensor& source = request.checkpoint.tensors[i];
+    ShardTensor& tensor = tensors.emplace_back();
+    tensor.name = source.name;
+    tensor.dtype = source.dtype;
+    tensor.shape = source.shape;
+    tensor.first_source = static_cast<int32_t>(i);
+    if (dtype != nullptr && dtype != source.dtype && IsConvertible(*source.dtype) &&
+        !absl::EndsWith(source.name, kScaleSuffix)) {
+      tensor.dtype = dtype;
+      tensor.transform = Transform::kConvert;
     }
-    TensorPlacement alias = *found;
-    alias.name = name;
-    alias.alias_of = target;
-    aliases.push_back(std::move(alias));
+    Region region{.source = tensor.first_source, .shape = source.shape, .axis = 0, .cut = {}, .stack = {}};
+    region.cut = WholeAxis(source.shape.empty() ? 1 : source.shape[0]);
+    AppendCopy(region, 0, tensor.pieces);
   }
-  plan.tensors.insert(plan.tensors.end(), std::make_move_iterator(aliases.begin()),
-                      std::make_move_iterator(aliases.end()));
-  std::sort(plan.tensors.begin(), plan.tensors.end(), NameLess);
+  const auto& aliases = request.checkpoint.aliases;
+  return AssembleShard(request.checkpoint, 0, std::move(tensors), {aliases.begin(), aliases.end()});
+}
+
+absl::StatusOr<const Architecture*> FindArchitecture(const PlanRequest& request) {
+  std::vector<std::string> names;
+  const auto& config = request.checkpoint.config;
+  if (const auto it = config.find("architectures"); it != config.end() && it->is_array()) {
+    for (const auto& name : *it) {
+      if (!name.is_string()) continue;
+      if (const Architecture* found = request.architectures.Find(name.get<std::string>()); found != nullptr)
+        return found;
+      names.push_back(Printable(name.get<std::string>()));
+    }
+  }
+  const std::string listed = names.empty() ? "none" : absl::StrJoin(names, ", ");
+  return MakeError(
+      Reason::kArchitectureUnknown,
+      absl::StrCat("no architecture file describes ", listed,
+                   ", so it is not known how its weights are split, fused or quantized; it is served as it is, at "
+                   "tensor parallel size 1 in layout hf; docs/architectures.md shows how to add one with "
+                   "--architecture_dir"),
+      {{"architectures", listed}});
+}
+
+absl::Status CheckRanks(const PlanRequest& request) {
+  const int32_t size = WorldSize(request.spec);
+  for (const int32_t rank : request.ranks) {
+    if (rank >= 0 && rank < size) continue;
+    return MakeError(Reason::kRankOutOfRange,
+                     absl::StrCat("rank ", rank, " does not exist: with ", size,
+                                  size == 1 ? " rank there is only 0" : " ranks they are 0 to ",
+                                  size == 1 ? "" : absl::StrCat(size - 1)),
+                     {{"found", absl::StrCat(rank)},
+                      {"rank_count", absl::StrCat(size)},
+                      {"allowed", size == 1 ? "0" : absl::StrCat("0 to ", size - 1)}});
+  }
   return absl::OkStatus();
+}
+
+// What has to be read of the files for `shards`.
+int64_t ReadBytes(const Checkpoint& checkpoint, std::span<const ShardPlan> shards) {
+  std::vector<std::vector<PieceUse>> uses(checkpoint.tensors.size());
+  for (const ShardPlan& shard : shards) {
+    for (const TensorPlacement& tensor : shard.tensors) {
+      for (const Piece& piece : tensor.pieces) {
+        uses[static_cast<size_t>(piece.source)].push_back({&piece, tensor.transform});
+      }
+    }
+  }
+  int64_t bytes = 0;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    for (const ByteRange& range : WantedBytes(checkpoint.tensors[i], uses[i])) {
+      bytes += range.end_bytes - range.begin_bytes;
+    }
+  }
+  return bytes;
 }
 
 }  // namespace
 
-absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec) {
-  v1::WeightSpec complete = spec;
-  if (complete.tensor_parallel_size() == 0) complete.set_tensor_parallel_size(1);
-  if (complete.quantization().empty()) complete.set_quantization(kSpecAuto);
-  if (complete.dtype().empty()) complete.set_dtype(kSpecAuto);
-  if (complete.layout().empty()) complete.set_layout(kHfLayout);
-  RETURN_IF_ERROR(CheckParallelism(complete.tensor_parallel_size()));
-  RETURN_IF_ERROR(CheckWord("quantization", complete.quantization(), kQuantizations));
-  RETURN_IF_ERROR(CheckWord("dtype", complete.dtype(), kDtypes));
-  if (complete.layout() != kHfLayout) {
-    return MakeError(Reason::kLayoutUnsupported,
-                     absl::StrCat("spec.layout ", Quote(complete.layout()), " is not supported: this version serves ",
-                                  kHfLayout, ", the checkpoint's own names and order"),
-                     {{"field", "spec.layout"}, {"found", Printable(complete.layout())}, {"allowed", kHfLayout}});
+absl::StatusOr<NodePlan> PlanNode(const PlanRequest& request) {
+  RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(request.spec, request.checkpoint, request.quantization.method));
+  RETURN_IF_ERROR(CheckRanks(request));
+  NodePlan plan;
+  if (IsAsItIs(request.spec)) {
+    for (size_t i = 0; i < request.ranks.size(); ++i) {
+      ASSIGN_OR_RETURN(plan.shards.emplace_back(), PlanAsItIs(request));
+    }
+  } else {
+    ASSIGN_OR_RETURN(const Architecture* const architecture, FindArchitecture(request));
+    ShardPlanner planner(request, *architecture);
+    RETURN_IF_ERROR(planner.Prepare());
+    for (const int32_t rank : request.ranks) {
+      ASSIGN_OR_RETURN(plan.shards.emplace_back(), planner.Plan(rank));
+    }
   }
-  return complete;
-}
-
-absl::Status CheckSpecAgainstCheckpoint(const v1::WeightSpec& spec, const Checkpoint& checkpoint,
-                                        const std::string& quantization_method) {
-  RETURN_IF_ERROR(CheckQuantizationWord(spec.quantization(), quantization_method));
-  return CheckDtypeWord(spec.dtype(), checkpoint);
-}
-
-int32_t WorldSize(const v1::WeightSpec& spec) { return std::max(1, spec.tensor_parallel_size()); }
-
-absl::StatusOr<ShardPlan> PlanShard(const Checkpoint& checkpoint, int32_t rank) {
-  if (rank != 0) return RankOutOfRange(rank);
-  std::vector<const CheckpointTensor*> in_file_order;
-  for (const CheckpointTensor& tensor : checkpoint.tensors) in_file_order.push_back(&tensor);
-  std::sort(in_file_order.begin(), in_file_order.end(), [](const CheckpointTensor* a, const CheckpointTensor* b) {
-    return std::tie(a->file_index, a->offset_bytes, a->name) < std::tie(b->file_index, b->offset_bytes, b->name);
-  });
-
-  ShardPlan plan;
-  SlabCursor cursor;
-  for (const CheckpointTensor* tensor : in_file_order) {
-    const auto place = cursor.Take(tensor->size_bytes);
-    if (!place.has_value()) return TooLarge(*tensor);
-    plan.tensors.push_back(PlaceAt(*tensor, *place));
-    plan.read_bytes += tensor->size_bytes;
-  }
-  // A shard whose tensors are all empty still has a slab, so that every tensor is in one.
-  plan.slab_bytes = {std::max(cursor.end(), kTensorAlignmentBytes)};
-  std::sort(plan.tensors.begin(), plan.tensors.end(), NameLess);
-  RETURN_IF_ERROR(AddAliases(checkpoint, plan));
+  for (ShardPlan& shard : plan.shards) shard.read_bytes = ReadBytes(request.checkpoint, {&shard, 1});
+  plan.read_bytes = ReadBytes(request.checkpoint, plan.shards);
   return plan;
 }
 

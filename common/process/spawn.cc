@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -84,15 +85,26 @@ absl::Status CheckMappings(const SpawnOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CannotPass(const SpawnOptions& options, int fd, int lowest, int error_number) {
+  std::string what = absl::StrCat("cannot pass descriptor ", fd, " to ", options.path);
+  if (error_number == EMFILE || error_number == EINVAL) {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    absl::StrAppend(&what, ": a number from ", lowest, " on is needed and the limit of open files, RLIMIT_NOFILE, is ",
+                    limit.rlim_cur, ": raise it");
+  }
+  return SystemError(what, error_number);
+}
+
 // Copies of the descriptors to map, numbered above every child number, so that one mapping cannot overwrite the source
 // of the next.
 absl::StatusOr<std::vector<UniqueFd>> CopyAboveChildNumbers(const SpawnOptions& options) {
+  int lowest = 0;
+  for (const FdMapping& mapping : options.fds) lowest = std::max(lowest, mapping.child_fd + 1);
   std::vector<UniqueFd> copies;
   for (const FdMapping& mapping : options.fds) {
-    copies.emplace_back(fcntl(mapping.parent_fd, F_DUPFD_CLOEXEC, kMaxChildFd + 1));
-    if (!copies.back().valid()) {
-      return SystemError(absl::StrCat("cannot pass descriptor ", mapping.parent_fd, " to ", options.path), errno);
-    }
+    copies.emplace_back(fcntl(mapping.parent_fd, F_DUPFD_CLOEXEC, lowest));
+    if (!copies.back().valid()) return CannotPass(options, mapping.parent_fd, lowest, errno);
   }
   return copies;
 }
@@ -120,20 +132,20 @@ std::vector<char*> ArgumentPointers(const SpawnOptions& options) {
   return pointers;
 }
 
-ExitStatus FromWaitStatus(int status) {
-  if (WIFSIGNALED(status)) return {.code = std::nullopt, .signal = WTERMSIG(status)};
-  return {.code = WEXITSTATUS(status), .signal = std::nullopt};
-}
-
 // Reaps `pid`, which has ended or is about to.
 ExitStatus Reap(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
-  return FromWaitStatus(status);
+  return ExitStatus::FromWaitStatus(status);
 }
 
 }  // namespace
+
+ExitStatus ExitStatus::FromWaitStatus(int wait_status) {
+  if (WIFSIGNALED(wait_status)) return {.code = std::nullopt, .signal = WTERMSIG(wait_status)};
+  return {.code = WEXITSTATUS(wait_status), .signal = std::nullopt};
+}
 
 int ExitStatus::shell_code() const { return signal.has_value() ? 128 + *signal : code.value_or(0); }
 

@@ -35,7 +35,8 @@ struct SpawnOptions {
   std::string path = {};                    // not looked up in PATH
   std::vector<std::string> arguments = {};  // after argv[0], which is `path`
   // What the child gets besides stdin (/dev/null), stdout and stderr (ours), each of which may be mapped too. Child
-  // numbers must differ from each other and be under 1,000.
+  // numbers must differ from each other, be under 1,000, and leave room under RLIMIT_NOFILE for a copy of each above
+  // the highest of them.
   std::vector<FdMapping> fds = {};
 };
 
@@ -43,6 +44,9 @@ struct SpawnOptions {
 struct ExitStatus {
   std::optional<int> code;    // what it returned
   std::optional<int> signal;  // or what killed it
+
+  // From what waitpid gives.
+  static ExitStatus FromWaitStatus(int wait_status);
 
   bool success() const { return code == 0; }
   // As a shell says it: the code, or 128 and the signal.

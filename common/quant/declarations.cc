@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/quote.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 
 namespace weightbroker {
 namespace {

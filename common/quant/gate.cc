@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/quote.h"
 #include "common/quant/declarations.h"
 #include "common/quant/module_set.h"
 #include "common/quant/tensor_check.h"

@@ -9,6 +9,32 @@ namespace {
 // What a multi-modal model puts around its text model.
 constexpr std::string_view kWrappers[] = {"model.", "language_model."};
 
+// What engines fuse, and of what.
+struct FusedModule {
+  std::string_view fused;
+  std::vector<std::string_view> parts;
+};
+const std::vector<FusedModule>& FusedModules() {
+  static const auto* const modules = new std::vector<FusedModule>{
+      {"qkv_proj", {"q_proj", "k_proj", "v_proj"}},
+      {"gate_up_proj", {"gate_proj", "up_proj"}},
+      {"w13", {"w1", "w3"}},
+  };
+  return *modules;
+}
+
+// `name` with the segment `from` exchanged for `to`; empty if it has no such segment.
+std::string WithSegment(std::string_view name, std::string_view from, std::string_view to) {
+  for (size_t begin = 0; begin < name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    if (name.substr(begin, end - begin) == from) {
+      return std::string(name.substr(0, begin)).append(to).append(name.substr(end));
+    }
+    begin = end + 1;
+  }
+  return {};
+}
+
 std::string_view WithoutWrappers(std::string_view name) {
   bool changed = true;
   while (changed) {
@@ -42,6 +68,23 @@ ModuleSet::ModuleSet(const std::vector<std::string>& names) {
 }
 
 bool ModuleSet::Covers(std::string_view tensor) const {
+  if (paths_.empty() && fragments_.empty()) return false;
+  if (CoversAsSpelled(tensor)) return true;
+  for (const FusedModule& module : FusedModules()) {
+    for (const std::string_view part : module.parts) {
+      const std::string fused = WithSegment(tensor, part, module.fused);
+      if (!fused.empty() && CoversAsSpelled(fused)) return true;
+    }
+    if (WithSegment(tensor, module.fused, module.fused).empty()) continue;
+    if (std::all_of(module.parts.begin(), module.parts.end(),
+                    [&](std::string_view part) { return CoversAsSpelled(WithSegment(tensor, module.fused, part)); })) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ModuleSet::CoversAsSpelled(std::string_view tensor) const {
   const auto is_path = [this](std::string_view part) { return paths_.contains(std::string(part)); };
   const auto is_fragment = [this](std::string_view part) { return fragments_.contains(std::string(part)); };
   if (AnyPrefix(WithoutWrappers(tensor), is_path)) return true;

@@ -11,8 +11,9 @@ namespace weightbroker {
 
 // Engines and tools name the same module with more or fewer wrappers around it
 // ("model.language_model.layers.0.mlp.gate", "model.layers.0.mlp.gate"), as a whole path or only by its end ("gate",
-// "lm_head", "lm_head.weight"). Names match at dots only: "mlp.gate" is not "mlp.gate_up_proj", and "layers.8" is not
-// "layers.80".
+// "lm_head", "lm_head.weight"), and projections that some of them fuse by either name: "qkv_proj" is "q_proj", "k_proj"
+// and "v_proj", and those three are it. Names match at dots only: "mlp.gate" is not "mlp.gate_up_proj", and "layers.8"
+// is not "layers.80".
 class ModuleSet {
  public:
   explicit ModuleSet(const std::vector<std::string>& names);
@@ -25,6 +26,8 @@ class ModuleSet {
   static bool IsPlainName(std::string_view name);
 
  private:
+  bool CoversAsSpelled(std::string_view tensor) const;
+
   absl::flat_hash_set<std::string> paths_;      // from the root, wrappers taken off
   absl::flat_hash_set<std::string> fragments_;  // anywhere
 };

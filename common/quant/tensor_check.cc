@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/checkpoint/quote.h"
 #include "common/quant/module_set.h"
 
 namespace weightbroker {
@@ -174,9 +174,22 @@ class TensorCheck {
     }
     if (weight.shape.size() < 2) return Contradicted(weight, "is FP8 but no matrix, so it has no blocks of 128x128");
     const std::vector<int64_t> grid = Grid(weight.shape);
-    if (scale->shape == grid) return absl::OkStatus();
+    if (IsGridStored(grid, scale->shape)) return absl::OkStatus();
     return Contradicted(*scale, absl::StrCat("is the scale of ", Quote(weight.name), " (", TypeText(weight),
-                                             "), so its shape must be [", absl::StrJoin(grid, ", "), "]"));
+                                             "), so its shape must be [", absl::StrJoin(grid, ", "),
+                                             "], or that without its ones, or flat"));
+  }
+
+  // Some tools leave out dimensions of 1, or store the grid as one row.
+  static bool IsGridStored(const std::vector<int64_t>& grid, const std::vector<int64_t>& stored) {
+    const auto squeezed = [](std::vector<int64_t> shape) {
+      shape.erase(std::remove(shape.begin(), shape.end(), 1), shape.end());
+      return shape;
+    };
+    if (squeezed(stored) == squeezed(grid)) return true;
+    int64_t count = 1;  // no more than the weight has elements
+    for (const int64_t dimension : grid) count *= dimension;
+    return stored == std::vector<int64_t>{count};
   }
 
   // One scale for each block of the last two dimensions.

@@ -55,7 +55,9 @@ absl::Status AdminServiceImpl::AnswerUnregister(const v1::UnregisterRequest& req
   RETURN_IF_ERROR(context_.registry->CheckServing());
   ASSIGN_OR_RETURN(const WeightSetRef set, found);
   if (request.force()) {
-    context_.loads->Cancel(set, MakeError(Reason::kCancelled, "an operator unregistered the weight set by force"));
+    const absl::Status cause = MakeError(Reason::kCancelled, "an operator unregistered the weight set by force");
+    context_.loads->Cancel(set, cause);
+    context_.publications->Cancel(set, cause);
   }
   ASSIGN_OR_RETURN(Registry::Released released,
                    request.force() ? context_.registry->ReleaseByForce(set) : context_.registry->Release(set));

@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
 #include "server/broker/health_service.h"
@@ -35,6 +36,7 @@ constexpr std::chrono::milliseconds kEndpointPatience(2000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
+  if (HasReason(status, Reason::kLoaderStalled)) return LoadResult::kStalled;
   const bool cancelled = HasReason(status, Reason::kCancelled) || HasReason(status, Reason::kDraining);
   return cancelled ? LoadResult::kCancelled : LoadResult::kFailed;
 }
@@ -48,19 +50,30 @@ struct Broker::Parts {
         resolver(std::move(model_resolver)),
         rooted_files(*options.file_system, resolver),
         identities(rooted_files, *options.file_system),
-        registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
-                                   .host_memory = options.host_memory,
-                                   .device_memory = options.device_memory,
-                                   .clock = options.clock,
-                                   .vault = options.vault})),
+        registry(Registry::Create(
+            {.memory_limit_bytes = options.memory_limit_bytes,
+             .host_memory = options.host_memory,
+             .device_memory = [this](const std::string& device) { return options.devices->Memory(device); },
+             .clock = options.clock,
+             .vault = options.vault})),
         metrics(options.version, [this] { return ReadGauges(); }),
         health_facts(*options.clock, [this] { return ReadFacts(); }),
+        exporters([this](const std::string& fingerprint) { OnExporterEnded(fingerprint); }),
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
+               .architectures = options.architectures,
                .max_concurrent_loads = options.max_concurrent_loads,
+               .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
+               .check_gpu_fd = options.check_gpu_fd,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
+        publications(
+            {.registry = registry,
+             .spawner = options.spawner,
+             .timeout = options.publish_timeout,
+             .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
+             .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         context(MakeContext()),
         service(context),
@@ -70,6 +83,7 @@ struct Broker::Parts {
   ServiceContext MakeContext() {
     return {.registry = registry,
             .loads = &loads,
+            .publications = &publications,
             .resolver = &resolver,
             .identities = &identities,
             .tickets = &tickets,
@@ -80,6 +94,8 @@ struct Broker::Parts {
             .clock = options.clock,
             .devices = options.devices,
             .version = options.version,
+            .publish_quantizations = options.publish_quantizations,
+            .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
             .start_time = options.clock->WallNow(),
@@ -90,7 +106,18 @@ struct Broker::Parts {
   HealthFacts::Facts ReadFacts() {
     return {.available_bytes = options.host_memory().available_bytes,
             .open_connections = peers.CountOpen(),
-            .host_page_kind = ProbeHostPageKind(kProbeSlabBytes)};
+            .host_page_kind = ProbeHostPageKind(kProbeSlabBytes),
+            .gpus = options.devices->Report()};
+  }
+
+  void OnExporterEnded(const std::string& fingerprint) {
+    metrics.CountExporterEnded();
+    Log(LogLevel::kError, "exporter.ended",
+        {{"fingerprint", fingerprint},
+         {"reason", std::string(ReasonName(Reason::kExporterDead))},
+         {"message",
+          "the process that exported this weight set by CUDA IPC has ended: engines keep what they have "
+          "mapped, and no other can map it"}});
   }
 
   GaugeValues ReadGauges() {
@@ -106,7 +133,7 @@ struct Broker::Parts {
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
     values.reserved_bytes = totals.reserved_bytes;
-    for (const ServedDevice& device : options.devices) values.reserved_bytes_by_device[device.name] = 0;
+    for (const ServedDevice& device : options.devices->Served()) values.reserved_bytes_by_device[device.name] = 0;
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
@@ -115,6 +142,13 @@ struct Broker::Parts {
 
   void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
+    if (result.ok()) WatchExporter(set);
+  }
+
+  void WatchExporter(const WeightSetRef& set);
+  void OnPublished(const WeightSetRef& set, const absl::Status& result) {
+    metrics.CountPublication(result.ok());
+    if (result.ok()) metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
   }
 
   void AdoptWhatWasKept();
@@ -134,7 +168,9 @@ struct Broker::Parts {
   Metrics metrics;
   HealthFacts health_facts;
   LiveCalls live_calls;
+  ExporterWatch exporters;
   LoadManager loads;
+  PublicationManager publications;
   WorkerPool workers;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
@@ -157,6 +193,7 @@ void Broker::Parts::AdoptWhatWasKept() {
     const std::string fingerprint = set.request.fingerprint.hash;
     std::vector<int32_t> ranks;
     for (const auto& shard : set.shards) ranks.push_back(shard->rank);
+    options.vault->TakingUp(fingerprint);
     const absl::Status adopted = AdoptSet(std::move(set));
     metrics.CountAdoptions(adopted.ok() ? AdoptionResult::kAdopted : AdoptionResult::kDropped, 1);
     if (adopted.ok()) continue;
@@ -168,6 +205,7 @@ void Broker::Parts::AdoptWhatWasKept() {
   }
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
+    options.vault->TakingUp(fingerprint);
     const absl::StatusOr<WeightSetRef> resumed = ResumeLoad(std::move(load));
     metrics.CountAdoptions(resumed.ok() ? AdoptionResult::kRestarted : AdoptionResult::kDropped, 1);
     if (resumed.ok()) continue;
@@ -177,6 +215,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(resumed.status().message())}});
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
+  options.vault->TakingUp("");
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {
@@ -190,10 +229,19 @@ absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
   RETURN_IF_ERROR(resolver.CheckInside(model, model));  // the roots may be others than they were
   ASSIGN_OR_RETURN(const WeightSetRef set, registry->Adopt(std::move(kept)));
   // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
-  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(), HostDeviceFacts());
+  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(),
+                                               DeviceFactsOf(set->fingerprint()), context.architectures_sha256);
   if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
+  WatchExporter(set);
   Log(LogLevel::kInfo, "weights.adopted", DescribeForLog(registry->Describe(set)));
   return absl::OkStatus();
+}
+
+void Broker::Parts::WatchExporter(const WeightSetRef& set) {
+  for (const RankPlacement& rank : set->placement().ranks) {
+    const auto shard = registry->Look(set, rank.rank, {});
+    if (shard.ok() && (*shard)->exporter != nullptr) exporters.Add((*shard)->exporter, set->fingerprint().hash);
+  }
 }
 
 absl::Status Broker::Parts::Serve(int listen_fd) {
@@ -236,6 +284,7 @@ void Broker::Parts::Shutdown() {
   if (endpoint != nullptr) endpoint->Stop();
   registry->BeginDrain();                              // exports get their event and end; watchers see it
   loads.Shutdown();                                    // loads end, and with them the calls that wait for them
+  publications.Shutdown();                             // likewise
   live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();

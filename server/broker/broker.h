@@ -19,10 +19,10 @@
 #include "common/base/file.h"
 #include "common/memory/host_memory.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
-#include "server/broker/placement.h"
-#include "server/broker/registry.h"
+#include "server/broker/publish_gate.h"
 #include "server/broker/vault.h"
 #include "server/endpoint/access.h"
 
@@ -30,9 +30,13 @@ namespace weightbroker {
 
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
-  int64_t memory_limit_bytes = 0;   // on the host; 0 for no limit but the machine's
-  int reader_threads = 0;           // of each loader; 0 lets it choose
-  int max_concurrent_loads = 2;     // further ones wait
+  int64_t memory_limit_bytes = 0;                                    // on the host; 0 for no limit but the machine's
+  int reader_threads = 0;                                            // of each loader; 0 lets it choose
+  int max_concurrent_loads = 2;                                      // further ones wait
+  std::chrono::milliseconds publish_timeout{std::chrono::hours(1)};  // from a grant to Commit
+  PublishQuantizations publish_quantizations;
+  std::chrono::milliseconds loader_stall_timeout{600'000};  // without progress; 0: never kill for it
+  std::map<std::string, std::string> architectures;         // file name to contents, besides those that are built in
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
   AccessPolicy access;
   std::string version = "unknown";
@@ -48,8 +52,8 @@ struct BrokerOptions {
 
   FileSystem* file_system = &RealFileSystem();
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
-  std::vector<ServedDevice> devices = HostOnly();  // never empty; in the order in which ranks are placed
-  std::function<absl::StatusOr<DeviceMemory>(const std::string& device)> device_memory = NoDeviceMemory;
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;                  // another for tests without a GPU
+  DeviceCatalog* devices = &DeviceCatalog::HostOnlyCatalog();  // must outlive the broker
   const Clock* clock = &RealClock();
 };
 

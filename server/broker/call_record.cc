@@ -3,6 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
+#include "common/base/strings.h"
 
 namespace weightbroker {
 namespace {
@@ -17,19 +19,18 @@ std::string CutToEncodedSize(const std::string& message) {
   size_t encoded = 0;
   for (size_t i = 0; i < message.size(); ++i) {
     encoded += EncodedSize(message[i]);
-    if (encoded <= kMaxEncodedMessageBytes) continue;
-    while (i > 0 && (static_cast<unsigned char>(message[i]) & 0xC0) == 0x80) --i;  // not inside a UTF-8 sequence
-    return absl::StrCat(message.substr(0, i), "... (", message.size() - i, " more bytes)");
+    if (encoded > kMaxEncodedMessageBytes) return CutUtf8WithCount(message, i);
   }
   return message;
 }
+
+std::string MessageToSend(const absl::Status& status) { return CutToEncodedSize(ToUtf8(ToStd(status.message()))); }
 
 }  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), CutToEncodedSize(std::string(status.message())),
-                      SerializeRpcStatus(status));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), MessageToSend(status), SerializeRpcStatus(status));
 }
 
 CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer)
@@ -63,7 +64,7 @@ grpc::Status CallRecord::End(const absl::Status& status) {
       fields.emplace_back("uid", absl::StrCat(peer_->uid));
       fields.emplace_back("peer_pid", absl::StrCat(peer_->pid));
     }
-    fields.emplace_back("message", std::string(status.message()));
+    fields.emplace_back("message", MessageToSend(status));
     Log(LogLevel::kWarning, "call.refused", fields);
   }
   return ToGrpcStatus(status);

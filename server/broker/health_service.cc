@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/call_record.h"
 #include "server/broker/stream_call.h"
@@ -82,9 +83,9 @@ grpc::ServerUnaryReactor* HealthServiceImpl::Check(grpc::CallbackServerContext* 
   if (status.ok()) {
     response->set_status(StatusOf(request->service(), context_.registry->Totals()));
     if (response->status() == HealthCheckResponse::SERVICE_UNKNOWN) {
-      const std::string service = request->service().substr(0, 128);
-      status = MakeError(Reason::kServiceUnknown, absl::StrCat("there is no service \"", service, "\" here"),
-                         {{"service", service}});
+      status =
+          MakeError(Reason::kServiceUnknown, absl::StrCat("there is no service ", Quote(request->service()), " here"),
+                    {{"service", Printable(request->service())}});
     }
   }
   reactor->Finish(record.End(status));

@@ -2,10 +2,10 @@
 
 #include <signal.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <set>
+#include <atomic>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -15,94 +15,50 @@
 #include "common/process/spawn.h"
 
 namespace weightbroker {
+namespace {
 
-// How loaders have ended, by their number: told by the keeper's thread, asked by a load's.
-class KeeperLoaderSpawner::Exits {
+class KeptLoader : public LoaderProcess {
  public:
-  void Set(pid_t pid, int wait_status) {
-    MutexLock lock(mutex_);
-    if (nobody_asks_.erase(pid) > 0) return;
-    statuses_[pid] = wait_status;
-    changed_.NotifyAll();
+  KeptLoader(KeeperLoader loader, KeeperLoaderSpawner::DetachFunction detach)
+      : pid_(loader.pid), pidfd_(std::move(loader.pidfd)), end_(std::move(loader.end)), detach_(std::move(detach)) {}
+  ~KeptLoader() override {
+    if (!detached_) KillIt();
   }
 
-  // Empty if it is not known in time.
-  std::string Wait(pid_t pid, std::chrono::milliseconds timeout) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    MutexLock lock(mutex_);
-    while (statuses_.count(pid) == 0 && std::chrono::steady_clock::now() < deadline) {
-      changed_.WaitUntil(mutex_, deadline);
-    }
-    const auto found = statuses_.find(pid);
-    return found == statuses_.end() ? "" : Describe(found->second);
-  }
-
-  // The number may be another process's, once the keeper has said how this one ended.
-  void Forget(pid_t pid) {
-    MutexLock lock(mutex_);
-    if (statuses_.erase(pid) == 0) nobody_asks_.insert(pid);
-  }
-
- private:
-  static std::string Describe(int wait_status) {
-    ExitStatus exit;
-    if (WIFSIGNALED(wait_status)) {
-      exit.signal = WTERMSIG(wait_status);
-    } else {
-      exit.code = WEXITSTATUS(wait_status);
-    }
-    return exit.ToString();
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  std::map<pid_t, int> statuses_ ABSL_GUARDED_BY(mutex_);
-  std::set<pid_t> nobody_asks_ ABSL_GUARDED_BY(mutex_);  // whose end is still to be told
-};
-
-class KeeperLoaderSpawner::Process : public LoaderProcess {
- public:
-  Process(pid_t pid, UniqueFd pidfd, std::shared_ptr<Exits> exits)
-      : pid_(pid), pidfd_(std::move(pidfd)), exits_(std::move(exits)) {}
-
-  ~Process() override {
-    Kill();
-    exits_->Forget(pid_);
+  absl::Status Detach() override {
+    if (!detach_) return MakeError(Reason::kKeeperRefused, "the keeper cannot detach a loader");
+    RETURN_IF_ERROR(detach_(pid_));
+    detached_ = true;
+    return absl::OkStatus();
   }
 
   // Where the loader is in a PID namespace that this process may not signal into, the closed control socket ends it.
-  void Kill() override { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
+  void Kill() override { KillIt(); }
 
-  std::string WaitForEnd(std::chrono::milliseconds timeout) override { return exits_->Wait(pid_, timeout); }
+  std::string WaitForEnd(std::chrono::milliseconds timeout) override {
+    const std::optional<int> wait_status = end_->Wait(timeout);
+    return wait_status.has_value() ? ExitStatus::FromWaitStatus(*wait_status).ToString() : "";
+  }
 
  private:
+  void KillIt() { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
+
   const pid_t pid_;
   const UniqueFd pidfd_;
-  const std::shared_ptr<Exits> exits_;
+  const std::shared_ptr<LoaderEnd> end_;
+  const KeeperLoaderSpawner::DetachFunction detach_;
+  std::atomic<bool> detached_{false};
 };
 
-std::shared_ptr<KeeperLoaderSpawner::Exits> KeeperLoaderSpawner::MakeExits() { return std::make_shared<Exits>(); }
-
-void KeeperLoaderSpawner::Start(SpawnFunction spawn) {
-  MutexLock lock(mutex_);
-  spawn_ = std::move(spawn);
-}
+}  // namespace
 
 absl::StatusOr<SpawnedLoader> KeeperLoaderSpawner::Spawn(const internal::v1::LoadRequest& request) {
-  SpawnFunction spawn;
-  {
-    MutexLock lock(mutex_);
-    spawn = spawn_;
-  }
-  if (!spawn) return MakeError(Reason::kServiceUnavailable, "there is no keeper yet to start a loader");
   const std::string bytes = request.SerializeAsString();
   ASSIGN_OR_RETURN(const UniqueFd request_fd,
                    CreateSealedMemfd("weightbroker-load-request", std::as_bytes(std::span(bytes))));
-  ASSIGN_OR_RETURN(KeeperLoader loader, spawn({}, request_fd.get()));
-  return SpawnedLoader{std::move(loader.control_socket),
-                       std::make_unique<Process>(loader.pid, std::move(loader.pidfd), exits_)};
+  ASSIGN_OR_RETURN(KeeperLoader loader, spawn_({}, request_fd.get()));
+  UniqueFd control_socket = std::move(loader.control_socket);
+  return SpawnedLoader{std::move(control_socket), std::make_unique<KeptLoader>(std::move(loader), detach_)};
 }
-
-void KeeperLoaderSpawner::OnExited(pid_t pid, int wait_status) { exits_->Set(pid, wait_status); }
 
 }  // namespace weightbroker

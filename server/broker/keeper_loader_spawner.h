@@ -1,23 +1,18 @@
 // Has the keeper start the loaders, which reaps them and ends them when this broker ends.
 //
-//   KeeperLoaderSpawner spawner;
-//   options.on_exited = [&](pid_t pid, int wait_status) { spawner.OnExited(pid, wait_status); };
 //   ASSIGN_OR_RETURN(auto client, KeeperClient::FromFd(std::move(fd), options));
-//   spawner.Start([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); });
+//   KeeperLoaderSpawner spawner([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); },
+//                               [&](pid_t pid) { return client->DetachLoader(pid); });
 //
 // Thread-safe.
 #pragma once
 
-#include <sys/types.h>
-
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/base/mutex.h"
 #include "common/keeper/client.h"
 #include "server/broker/loader_spawner.h"
 
@@ -28,24 +23,19 @@ class KeeperLoaderSpawner : public LoaderSpawner {
   // As KeeperClient::SpawnLoader.
   using SpawnFunction = std::function<absl::StatusOr<KeeperLoader>(const std::vector<std::string>&, int request_fd)>;
 
-  // Loaders can be spawned from here on.
-  void Start(SpawnFunction spawn);
+  // As KeeperClient::DetachLoader.
+  using DetachFunction = std::function<absl::Status(pid_t pid)>;
+
+  // Without `detach` no loader can be detached.
+  explicit KeeperLoaderSpawner(SpawnFunction spawn, DetachFunction detach = {})
+      : spawn_(std::move(spawn)), detach_(std::move(detach)) {}
 
   // Fails as the spawn function does.
   absl::StatusOr<SpawnedLoader> Spawn(const internal::v1::LoadRequest& request) override;
 
-  // A loader has ended, with its status as waitpid gives it. May come before Spawn has learnt its number.
-  void OnExited(pid_t pid, int wait_status);
-
  private:
-  class Process;
-  class Exits;
-
-  const std::shared_ptr<Exits> exits_ = MakeExits();
-  static std::shared_ptr<Exits> MakeExits();
-
-  Mutex mutex_;
-  SpawnFunction spawn_ ABSL_GUARDED_BY(mutex_);
+  const SpawnFunction spawn_;
+  const DetachFunction detach_;
 };
 
 }  // namespace weightbroker

@@ -20,6 +20,7 @@ absl::Status KeeperVault::Keep(const ShardToKeep& kept) {
   std::vector<int> fds;
   for (const UniqueFd& fd : *kept.shard.slab_fds) fds.push_back(fd.get());
   fds.push_back(kept.shard.manifest->file().fd.get());
+  if (kept.shard.exporter != nullptr) fds.push_back(kept.shard.exporter->control_fd());
   return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds);
 }
 
@@ -54,15 +55,39 @@ absl::Status KeeperVault::Put(const std::string& key, const std::string& record,
 }
 
 Adoption KeeperVault::TakeAdoption() {
-  std::vector<KeeperEntry> entries;
+  KeeperInheritance inherited;
   {
     MutexLock lock(mutex_);
-    entries.swap(inherited_);
+    inherited = std::exchange(inherited_, {});
   }
-  CheckedEntries checked = CheckEntries(std::move(entries));
+  // A keeper that has gone is noticed elsewhere.
+  CheckedEntries checked = CheckEntries(
+      std::move(inherited.entries), [this](const std::string& key) { client_->TakingUp(key).IgnoreError(); },
+      check_gpu_fd_);
+  client_->TakingUp("").IgnoreError();
+  checked.adoption.dropped_entries += inherited.dropped_entries;
   for (const RefusedEntry& refused : checked.refused) ForgetRefused(refused.entry.key, refused.cause);
   for (const std::string& key : checked.finished_load_keys) client_->Drop(key).IgnoreError();
+  MutexLock lock(mutex_);
+  for (const Adoption::Set& set : checked.adoption.sets) {
+    const std::string& fingerprint = set.request.fingerprint.hash;
+    keys_[fingerprint] = ShardKey(fingerprint, 0);  // without it the other ranks are dropped, too
+  }
+  for (const Adoption::Load& load : checked.adoption.loads) {
+    const std::string& fingerprint = load.request.fingerprint.hash;
+    keys_[fingerprint] = KeptKey(kLoadKind, fingerprint);
+  }
   return std::move(checked.adoption);
+}
+
+void KeeperVault::TakingUp(const std::string& fingerprint) {
+  std::string key;
+  {
+    MutexLock lock(mutex_);
+    const auto it = keys_.find(fingerprint);
+    if (it != keys_.end()) key = it->second;
+  }
+  client_->TakingUp(key).IgnoreError();
 }
 
 void KeeperVault::ForgetRefused(const std::string& key, const absl::Status& cause) {

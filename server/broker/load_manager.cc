@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 
 namespace weightbroker {
 namespace {
@@ -17,12 +17,13 @@ absl::Status ShuttingDown() {
   return MakeError(Reason::kDraining, "the service is shutting down; register again when it is back");
 }
 
-internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, int reader_threads) {
+internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const LoadManagerOptions& options) {
   internal::v1::LoadRequest request;
   ToProto(set.identity(), &request);
   *request.mutable_spec() = set.spec();
   request.set_fingerprint(set.fingerprint().hash);
-  request.set_reader_threads(reader_threads);
+  request.set_reader_threads(options.reader_threads);
+  request.mutable_architectures()->insert(options.architectures.begin(), options.architectures.end());
   for (const RankPlacement& placed : set.placement().ranks) {
     internal::v1::RankPlacement& rank = *request.add_ranks();
     rank.set_rank(placed.rank);
@@ -79,7 +80,7 @@ absl::StatusOr<WeightSetRef> LoadManager::Begin(NewWeightSet request, int32_t at
   if (!begun.is_new) return begun.set;
   auto running = std::make_shared<Running>();
   running->set = begun.set;
-  running->request = MakeRequest(*begun.set, options_.reader_threads);
+  running->request = MakeRequest(*begun.set, options_);
   // Before anybody is told that it is under way.
   absl::Status started = options_.vault->KeepLoad(request, attempt);
   if (started.ok()) started = Start(running);
@@ -111,11 +112,7 @@ absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {
 absl::Status LoadManager::Start(const RunningRef& running) {
   MutexLock lock(mutex_);
   if (shut_down_) return ShuttingDown();
-  try {
-    running->thread = std::thread([this, running] { Follow(running); });
-  } catch (const std::system_error& error) {
-    return SystemError("starting a thread for a load", error.code().value());
-  }
+  ASSIGN_OR_RETURN(running->thread, StartThread("a load", [this, running] { Follow(running); }));
   running_.push_back(running);
   return absl::OkStatus();
 }
@@ -164,8 +161,8 @@ absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
 // with the thread that started it.
 absl::Status LoadManager::RunLoader(const RunningRef& running) {
   ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
-  const auto session =
-      std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader), options_.heartbeat);
+  const auto session = std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader),
+                                                     options_.heartbeat, options_.stall_timeout, options_.check_gpu_fd);
   {
     MutexLock lock(mutex_);
     if (!running->cancelled.ok()) session->Cancel(running->cancelled);

@@ -28,13 +28,16 @@ namespace weightbroker {
 
 struct LoadManagerOptions {
   std::shared_ptr<Registry> registry;
-  LoaderSpawner* spawner = nullptr;  // must outlive the manager
-  int reader_threads = 0;            // of each loader; 0 lets it choose
-  int max_concurrent_loads = 2;      // loaders at once; further loads wait, in ALLOCATING
-  int max_waiting_loads = 64;        // beyond that they are refused
+  LoaderSpawner* spawner = nullptr;                       // must outlive the manager
+  int reader_threads = 0;                                 // of each loader; 0 lets it choose
+  std::map<std::string, std::string> architectures = {};  // for each loader: file name to contents
+  int max_concurrent_loads = 2;                           // loaders at once; further loads wait, in ALLOCATING
+  int max_waiting_loads = 64;                             // beyond that they are refused
   std::chrono::milliseconds heartbeat{250};
+  std::chrono::milliseconds stall_timeout{600'000};  // of a loader that makes no progress; 0: none
   int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
   ShardVault* vault = &NoVault();  // must outlive the manager
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };

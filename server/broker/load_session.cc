@@ -1,12 +1,17 @@
 #include "server/broker/load_session.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "server/broker/sealed_shard.h"
 
 namespace weightbroker {
 namespace {
@@ -16,25 +21,29 @@ using internal::v1::LoadEvent;
 // How long a loader that has said its last word may take to leave.
 constexpr std::chrono::milliseconds kExitGrace(2000);
 
-absl::Status Distrust(const std::string& what) {
-  return MakeError(Reason::kProtocolError, absl::StrCat("the loader ", what));
-}
-
 }  // namespace
 
 LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-                         std::chrono::milliseconds heartbeat)
-    : registry_(std::move(registry)), set_(std::move(set)), loader_(std::move(loader)), heartbeat_(heartbeat) {}
+                         std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout,
+                         GpuFdCheck check_gpu_fd)
+    : registry_(std::move(registry)),
+      set_(std::move(set)),
+      control_socket_(std::move(loader.control_socket)),
+      process_(std::move(loader.process)),
+      heartbeat_(heartbeat),
+      stall_timeout_(stall_timeout),
+      check_gpu_fd_(check_gpu_fd),
+      last_progress_(std::chrono::steady_clock::now()) {}
 
 absl::Status LoadSession::Run() {
   absl::Status result = Converse();
   if (!result.ok()) {
-    loader_.process->Kill();  // it may be at work still, with memory that nobody will take
-    loader_.process->WaitForEnd(kExitGrace);
+    process_->Kill();  // it may be at work still, with memory that nobody will take
+    process_->WaitForEnd(kExitGrace);
     MutexLock lock(mutex_);
     return cancelled_.ok() ? result : cancelled_;
   }
-  loader_.process->WaitForEnd(kExitGrace);
+  if (set_->placement().handle_kind != v1::HANDLE_KIND_CUDA_IPC) process_->WaitForEnd(kExitGrace);
   return result;
 }
 
@@ -43,7 +52,7 @@ void LoadSession::Cancel(const absl::Status& cause) {
     MutexLock lock(mutex_);
     if (cancelled_.ok()) cancelled_ = cause;
   }
-  loader_.process->Kill();
+  process_->Kill();
 }
 
 absl::Status LoadSession::Converse() {
@@ -51,50 +60,89 @@ absl::Status LoadSession::Converse() {
   while (true) {
     std::vector<UniqueFd> fds;
     ASSIGN_OR_RETURN(const LoadEvent event, NextEvent(&fds));
-    if (!fds.empty() && !event.has_sealed()) return Distrust("sent descriptors before it was done");
+    if (!fds.empty() && !event.has_sealed()) return DistrustLoader("sent descriptors before it was done");
     switch (event.event_case()) {
       case LoadEvent::kFailed: {
         const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
-        return failure.ok() ? Distrust("said that it failed with code OK") : failure;
+        return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
       }
       case LoadEvent::kPlanned:
         RETURN_IF_ERROR(OnPlanned(event.planned()));
         planned = true;
         break;
       case LoadEvent::kProgress:
-        RETURN_IF_ERROR(registry_->ReportProgress(set_, event.progress().phase(), event.progress().done_bytes()));
+        RETURN_IF_ERROR(OnProgress(event.progress()));
         break;
       case LoadEvent::kSealed: {
-        if (!planned) return Distrust("handed over a shard that it had not planned");
+        if (!planned) return DistrustLoader("handed over a shard that it had not planned");
         ASSIGN_OR_RETURN(const bool is_last, OnSealed(event.sealed(), std::move(fds)));
         if (is_last) return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
         break;
       }
+      case LoadEvent::kAllocated:
+      case LoadEvent::kRefused:
+        return DistrustLoader("answered as one for a publisher would");
       case LoadEvent::EVENT_NOT_SET:
-        return Distrust("sent a message without an event");
+        return DistrustLoader("sent a message without an event");
     }
   }
 }
 
 absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
   while (true) {
-    absl::StatusOr<SocketMessage> message = ReceiveMessage(loader_.control_socket.get(), heartbeat_);
+    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_socket_.get(), heartbeat_);
     if (HasReason(message.status(), Reason::kDeadlineExceeded)) {
       registry_->ReportAlive(set_);
+      RETURN_IF_ERROR(CheckNotStalled());
       continue;
     }
     if (!message.ok()) return message.status();
     if (message->closed) return DescribeDeath();
     LoadEvent event;
-    if (!event.ParseFromString(message->bytes)) return Distrust("sent bytes that are not a LoadEvent");
+    if (!event.ParseFromString(message->bytes)) return DistrustLoader("sent bytes that are not a LoadEvent");
     *fds = std::move(message->fds);
     return event;
   }
 }
 
+absl::Status LoadSession::OnProgress(const internal::v1::LoadProgress& progress) {
+  const WeightSetView before = registry_->View(set_);
+  RETURN_IF_ERROR(registry_->ReportProgress(set_, progress.phase(), progress.done_bytes()));
+  const WeightSetView after = registry_->View(set_);
+  if (after.state == before.state && after.done_bytes == before.done_bytes) return CheckNotStalled();
+  last_progress_ = std::chrono::steady_clock::now();
+  return absl::OkStatus();
+}
+
+// What the loader has said, and not whether it is alive, is what counts: one that waits for a disk for ever is.
+absl::Status LoadSession::CheckNotStalled() {
+  const auto quiet = std::chrono::steady_clock::now() - last_progress_;
+  if (stall_timeout_.count() == 0 || quiet < stall_timeout_) return absl::OkStatus();
+  const std::string seconds = absl::StrCat(std::chrono::duration<double>(quiet).count());
+  const WeightSetView view = registry_->View(set_);
+  const std::string state = StateName(view.state);
+  Log(LogLevel::kError, "load.stalled",
+      {{"fingerprint", set_->fingerprint().hash},
+       {"model", set_->spec().model()},
+       {"state", state},
+       {"done_bytes", absl::StrCat(view.done_bytes)},
+       {"total_bytes", absl::StrCat(view.total_bytes)},
+       {"seconds", seconds}});
+  return MakeError(Reason::kLoaderStalled,
+                   absl::StrCat("the loader of ", Printable(set_->spec().model()), " has made no progress for ",
+                                seconds, " s, in ", state, " at ", view.done_bytes, " of ", view.total_bytes,
+                                " bytes, and has been killed: does a disk or a network file system hang? If it is only "
+                                "slow, allow more with --loader_stall_timeout; then register again"),
+                   {{"seconds", seconds},
+                    {"state", state},
+                    {"done_bytes", absl::StrCat(view.done_bytes)},
+                    {"total_bytes", absl::StrCat(view.total_bytes)}});
+}
+
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
   ASSIGN_OR_RETURN(plan_, ReadPlan(planned));
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
+  last_progress_ = std::chrono::steady_clock::now();
   Log(LogLevel::kInfo, "load.granted",
       {{"fingerprint", set_->fingerprint().hash},
        {"ranks", JoinRanks(set_->placement().ranks)},
@@ -102,7 +150,7 @@ absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
        {"tensors", absl::StrCat(planned.tensor_count())}});
   internal::v1::LoadCommand command;
   command.set_proceed(true);
-  const absl::Status sent = SendMessage(loader_.control_socket.get(), command.SerializeAsString());
+  const absl::Status sent = SendMessage(control_socket_.get(), command.SerializeAsString());
   return HasReason(sent, Reason::kServiceUnavailable) ? DescribeDeath() : sent;
 }
 
@@ -112,7 +160,8 @@ absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned
       planned.shards().begin(), planned.shards().end(), ranks.begin(), ranks.end(),
       [](const internal::v1::PlannedShard& shard, const RankPlacement& rank) { return shard.rank() == rank.rank; });
   if (!is_for_these) {
-    return Distrust(absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
+    return DistrustLoader(
+        absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
   }
   MemoryPlan plan{.shards = {}, .read_bytes = planned.read_bytes()};
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -124,36 +173,31 @@ absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned
 
 absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {
   const ShardMemory& planned = plan_.shards[shards_.size()];
-  if (sealed.rank() != planned.rank) {
-    return Distrust(absl::StrCat("handed over rank ", sealed.rank(), " where rank ", planned.rank, " was due"));
+  if (sealed.rank() == planned.rank && sealed.tensor_count() != planned.tensor_count) {
+    return DistrustLoader(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
+                                       " and handed over ", sealed.tensor_count()));
   }
-  if (static_cast<int>(fds.size()) != sealed.slabs_size() + 1) {
-    return Distrust(
-        absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(), " slabs and a manifest"));
+  std::shared_ptr<const Exporter> exporter;
+  if (set_->placement().handle_kind == v1::HANDLE_KIND_CUDA_IPC) {
+    ASSIGN_OR_RETURN(exporter, KeepExporter());
   }
-  if (sealed.tensor_count() != planned.tensor_count) {
-    return Distrust(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
-                                 " and handed over ", sealed.tensor_count()));
-  }
-  UniqueFd manifest_fd = std::move(fds.back());
-  fds.pop_back();
-  auto shard = std::make_shared<Shard>();
-  shard->rank = planned.rank;
-  shard->device = planned.device;
-  shard->handle_kind = set_->placement().handle_kind;
-  shard->slabs = {sealed.slabs().begin(), sealed.slabs().end()};
-  ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(shard->slabs, fds));
-  ASSIGN_OR_RETURN(shard->manifest,
-                   Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},
-                                        shard->slabs, sealed.tensor_count()));
-  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
-  shard->tensor_count = sealed.tensor_count();
-  shards_.push_back(std::move(shard));
+  ASSIGN_OR_RETURN(shards_.emplace_back(),
+                   ShardFromLoader(sealed, std::move(fds), {planned.rank, planned.device},
+                                   set_->placement().handle_kind, {check_gpu_fd_, std::move(exporter)}));
   return shards_.size() == plan_.shards.size();
 }
 
+// The loader stays, as the exporter of all its shards.
+absl::StatusOr<std::shared_ptr<const Exporter>> LoadSession::KeepExporter() {
+  if (!shards_.empty()) return shards_.front()->exporter;
+  RETURN_IF_ERROR(process_->Detach());
+  UniqueFd socket(fcntl(control_socket_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!socket.valid()) return SystemError("duplicating an exporter's control socket", errno);
+  return std::make_shared<const Exporter>(std::move(socket), process_);
+}
+
 absl::Status LoadSession::DescribeDeath() {
-  const std::string how = loader_.process->WaitForEnd(kExitGrace);
+  const std::string how = process_->WaitForEnd(kExitGrace);
   return MakeError(Reason::kLoaderFailed,
                    absl::StrCat("the loader ended without a result (", how.empty() ? "how is not known" : how,
                                 "); its memory has been given back: see its log lines, and register again"),

@@ -2,15 +2,16 @@
 // the second exits at once. With a keeper, what is resident outlives it; without one it listens by itself and keeps
 // nothing. If the keeper goes it drains and exits 1: nobody would keep what it makes resident from then on.
 
+#include <grpc/support/log.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,12 @@
 #include "common/base/mutex.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
+#include "common/plan/architecture.h"
 #include "server/broker/broker.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/keeper_loader_spawner.h"
 #include "server/broker/keeper_vault.h"
 #include "server/broker/loader_spawner.h"
@@ -37,6 +41,8 @@ namespace {
 constexpr char kProgram[] = "weightbroker-broker";
 constexpr int kExitFailed = 1;
 constexpr int kExitKilled = 128 + SIGTERM;
+// gRPC, the endpoint, the keeper and the metrics take some 40; the rest is for connections and what is resident.
+constexpr int64_t kLeastOpenFiles = 128;
 
 sigset_t EndSignals() {
   sigset_t signals;
@@ -51,6 +57,15 @@ void BlockSignals() {
   signal(SIGPIPE, SIG_IGN);
   const sigset_t signals = EndSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+// gRPC writes to stderr itself, and waits for whoever reads it; and what it has to say is mostly of a client that has
+// sent something odd, which is not the operator's to mend. It stays to be had, with --log_level=debug.
+void TakeGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args* args) {
+    Log(LogLevel::kDebug, "grpc.log",
+        {{"file", args->file}, {"line", absl::StrCat(args->line)}, {"message", args->message}});
+  });
 }
 
 std::string WaitForSignal() {
@@ -105,27 +120,39 @@ struct Surroundings {
   ShardVault* vault() const { return keeper_vault != nullptr ? keeper_vault.get() : &NoVault(); }
 };
 
-BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around) {
+// Files that are wrong are found when the service starts, not when a model needs them.
+absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::string& folder) {
+  if (folder.empty()) return std::map<std::string, std::string>();
+  ASSIGN_OR_RETURN(auto texts, ReadArchitectureFolder(RealFileSystem(), folder));
+  RETURN_IF_ERROR(ArchitectureSet::WithFiles(texts).status());
+  return texts;
+}
+
+BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
   options.reader_threads = config.reader_threads;
   options.max_concurrent_loads = config.max_concurrent_loads;
+  options.publish_timeout = config.publish_timeout;
+  for (const EngineMethod& method : config.publish_quantizations) {
+    options.publish_quantizations.insert({method.engine, method.version, method.method});
+  }
+  options.loader_stall_timeout = config.loader_stall_timeout;
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};
   options.version = WEIGHTBROKER_VERSION;
   options.spawner = around.spawner.get();
   options.vault = around.vault();
+  options.devices = devices;
   return options;
 }
 
 bool HasKeeper(const BrokerConfig& config) { return config.keeper_fd.has_value() || !config.keeper_socket.empty(); }
 
 absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
-  auto spawner = std::make_unique<KeeperLoaderSpawner>();
   KeeperClientOptions options;
   options.alive = [around] { return around->alive.Ask(); };
-  options.on_exited = [loaders = spawner.get()](pid_t pid, int status) { loaders->OnExited(pid, status); };
   options.on_disconnected = [around] {
     around->keeper_lost = true;
     kill(getpid(), SIGTERM);
@@ -133,14 +160,16 @@ absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
   auto keeper = config.keeper_fd.has_value() ? KeeperClient::FromFd(UniqueFd(*config.keeper_fd), options)
                                              : KeeperClient::FromPath(config.keeper_socket, options);
   if (!keeper.ok()) return keeper.status();
-  spawner->Start([client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
-    return client->SpawnLoader(arguments, request_fd);
-  });
   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
   around->inherited_listener = std::move(inheritance.listening_socket);
   around->listen_fd = around->inherited_listener.get();
-  around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance.entries));
-  around->spawner = std::move(spawner);
+  around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance));
+  KeeperClient* const client = keeper->get();
+  around->spawner = std::make_unique<KeeperLoaderSpawner>(
+      [client](const std::vector<std::string>& arguments, int request_fd) {
+        return client->SpawnLoader(arguments, request_fd);
+      },
+      [client](pid_t pid) { return client->DetachLoader(pid); });
   around->keeper = *std::move(keeper);
   return absl::OkStatus();
 }
@@ -160,9 +189,13 @@ absl::Status StandAlone(const BrokerConfig& config, Surroundings* around) {
 }
 
 absl::Status Serve(const BrokerConfig& config) {
+  DeviceCatalog devices({.wanted = config.devices, .build_has_kernels = WEIGHTBROKER_HAS_KERNELS != 0});
   Surroundings around;
   RETURN_IF_ERROR(HasKeeper(config) ? JoinKeeper(config, &around) : StandAlone(config, &around));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(MakeOptions(config, around), around.listen_fd));
+  if (config.names_gpus()) RETURN_IF_ERROR(devices.Check());
+  BrokerOptions options = MakeOptions(config, around, &devices);
+  ASSIGN_OR_RETURN(options.architectures, ReadArchitectures(config.architecture_dir));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(std::move(options), around.listen_fd));
   const AliveProbe::Scope asked(&around.alive, broker.get());
   if (around.keeper != nullptr) RETURN_IF_ERROR(around.keeper->Ready());
   Log(LogLevel::kInfo, "broker.ready",
@@ -173,11 +206,12 @@ absl::Status Serve(const BrokerConfig& config) {
        {"model_roots", absl::StrCat(config.model_roots.size())}});
   const std::string signal = WaitForSignal();
   Log(LogLevel::kInfo, "broker.draining", {{"cause", around.keeper_lost ? "the keeper has gone" : signal}});
-  // Not joined: it waits for a signal that need not come.
-  std::thread([] {
+  // Not joined: it waits for a signal that need not come. Without it the drain goes on to its end.
+  auto second_signal = StartThread("the second signal", [] {
     Log(LogLevel::kWarning, "broker.killed", {{"signal", WaitForSignal()}});
     _exit(kExitKilled);
-  }).detach();
+  });
+  if (second_signal.ok()) second_signal->detach();
   broker->Shutdown();
   if (!around.keeper_lost) return absl::OkStatus();
   return MakeError(Reason::kServiceUnavailable,
@@ -186,8 +220,10 @@ absl::Status Serve(const BrokerConfig& config) {
 
 int Run(const BrokerConfig& config) {
   SetLogLevel(config.log_level);
-  RaiseFdLimit();
-  if (const absl::Status status = Serve(config); !status.ok()) {
+  TakeGrpcLog();
+  absl::Status status = RaiseFdLimitTo(kLeastOpenFiles).status();
+  if (status.ok()) status = Serve(config);
+  if (!status.ok()) {
     Log(LogLevel::kError, "broker.failed", {{"message", std::string(status.message())}});
     return kExitFailed;
   }

@@ -19,7 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/log.h"
 #include "common/base/strings.h"
+#include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "server/endpoint/acceptor.h"
 
@@ -27,7 +29,9 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register", "Fingerprint", "Export", "Health", "ListWeightSets", "Unregister", "HealthCheck", "HealthWatch"};
+    "Register", "Fingerprint",    "Export",     "AllocateSlabs", "Commit",
+    "Health",   "ListWeightSets", "Unregister", "HealthCheck",   "HealthWatch"};
+constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
 constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
@@ -77,6 +81,8 @@ class GaugeCollector : public prometheus::Collectable {
     families.push_back(Family(MetricId::kWeightSets));
     for (const auto& [state, count] : values.weight_sets_by_state)
       AddValue(count, {{"state", state}}, &families.back());
+    families.push_back(Family(MetricId::kLogLinesDroppedTotal));
+    families.back().metric.emplace_back().counter.value = static_cast<double>(DroppedLogLines());
     const std::pair<MetricId, double> plain[] = {
         {MetricId::kResidentShards, static_cast<double>(values.resident_shards)},
         {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
@@ -101,7 +107,8 @@ class GaugeCollector : public prometheus::Collectable {
     prometheus::MetricFamily family;
     family.name = std::string(Info(id).name);
     family.help = std::string(Info(id).help);
-    family.type = prometheus::MetricType::Gauge;
+    family.type =
+        Info(id).type == MetricType::kCounter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
     return family;
   }
 
@@ -144,7 +151,9 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     : registry_(std::make_shared<prometheus::Registry>()),
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
+      publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
+      exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
@@ -162,8 +171,10 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     rpc_seconds_[i] = &rpc_seconds.Add({{"method", std::string(kRpcMethodNames[i])}}, kRpcBuckets);
   }
   // A series that is not there before its first event hides that event from rate().
-  for (const char* result : {"resident", "failed", "cancelled"}) loads_.Add({{"result", result}});
+  for (const char* result : kLoadResults) loads_.Add({{"result", result}});
+  for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
+  exporters_ended_.Add({});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
@@ -173,15 +184,15 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
 Metrics::~Metrics() {
   if (exposer_ == nullptr) return;
   std::atomic<bool> ended{false};
-  std::thread ending([&] {
-    exposer_ = nullptr;
-    ended = true;
+  auto waking = StartThread("the end of the metrics", [&] {
+    while (!ended) {
+      ConnectTo(port_);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   });
-  while (!ended) {
-    ConnectTo(port_);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  ending.join();
+  exposer_ = nullptr;  // takes two seconds where there is no thread to be had
+  ended = true;
+  if (waking.ok()) waking->join();
 }
 
 Metrics::Counters& Metrics::AddCounters(MetricId id) {
@@ -192,14 +203,19 @@ Metrics::Counters& Metrics::AddCounters(MetricId id) {
 }
 
 void Metrics::CountLoad(LoadResult result, double seconds) {
-  constexpr const char* kNames[] = {"resident", "failed", "cancelled"};
-  loads_.Add({{"result", kNames[static_cast<size_t>(result)]}}).Increment();
+  loads_.Add({{"result", kLoadResults[static_cast<size_t>(result)]}}).Increment();
   if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountPublication(bool resident) {
+  publications_.Add({{"result", resident ? "resident" : "given_up"}}).Increment();
 }
 
 void Metrics::CountAdoptions(AdoptionResult result, int count) {
   adoptions_.Add({{"result", kAdoptionResults[static_cast<size_t>(result)]}}).Increment(count);
 }
+
+void Metrics::CountExporterEnded() { exporters_ended_.Add({}).Increment(); }
 
 void Metrics::CountExport(ExportResult result) {
   exports_.Add({{"result", kExportResults[static_cast<size_t>(result)]}}).Increment();

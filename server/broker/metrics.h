@@ -57,9 +57,13 @@ struct MetricInfo {
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
-    "Loads that have ended: resident, failed, cancelled.")                                                          \
+    "Loads that have ended: resident, failed, stalled (the loader made no progress and was killed), cancelled.")    \
+  X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
+    "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
+  X(kExportersEndedTotal, "weightbroker_exporters_ended_total", kCounter, "",                                       \
+    "Processes that exported a set by CUDA IPC and have ended although the set is resident.")                       \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
@@ -72,7 +76,9 @@ struct MetricInfo {
   X(kRpcDurationSeconds, "weightbroker_rpc_duration_seconds", kHistogram, "method",                                 \
     "Time that a call took; of Export, until the manifest was sent.")                                               \
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
-    "Connections refused or dropped before they reached gRPC, and tickets refused.")
+    "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
+  X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -87,17 +93,19 @@ enum class RpcMethod {
   kRegister,
   kFingerprint,
   kExport,
+  kAllocateSlabs,
+  kCommit,
   kHealth,
   kListWeightSets,
   kUnregister,
   kHealthCheck,
   kHealthWatch,
 };
-inline constexpr size_t kRpcMethodCount = 8;
+inline constexpr size_t kRpcMethodCount = 10;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
-enum class LoadResult { kResident, kFailed, kCancelled };
+enum class LoadResult { kResident, kFailed, kStalled, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
 enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
 
@@ -125,7 +133,9 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
+  void CountExporterEnded();
   void CountExport(ExportResult result);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
@@ -148,7 +158,9 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& publications_;
   Counters& adoptions_;
+  Counters& exporters_ended_;
   Counters& exports_;
   Counters& refusals_;
   Counters& mismatches_;

@@ -9,14 +9,12 @@
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/memory/host_slab.h"
+#include "common/process/loader_program.h"
 #include "common/process/spawn.h"
 #include "server/broker/loader_spawner.h"
 
 namespace weightbroker {
 namespace {
-
-constexpr int kRequestFd = 3;
-constexpr int kControlFd = 4;
 
 class ChildLoader : public LoaderProcess {
  public:
@@ -26,6 +24,10 @@ class ChildLoader : public LoaderProcess {
     MutexLock lock(mutex_);
     (void)child_.Kill(SIGKILL);  // one that has ended already needs none
   }
+
+  // A child dies with its ChildProcess, which its exporter has by then; and with this broker, since nothing outlives
+  // one that has no keeper.
+  absl::Status Detach() override { return absl::OkStatus(); }
 
   // Polls without the lock, so that Kill need not wait for it.
   std::string WaitForEnd(std::chrono::milliseconds timeout) override {
@@ -52,12 +54,8 @@ class ProcessLoaderSpawner : public LoaderSpawner {
     ASSIGN_OR_RETURN(const UniqueFd request_fd,
                      CreateSealedMemfd("weightbroker-load-request", std::as_bytes(std::span(bytes))));
     ASSIGN_OR_RETURN(SocketPair control, CreateSeqpacketPair());
-    ASSIGN_OR_RETURN(
-        ChildProcess child,
-        weightbroker::Spawn(
-            {.path = path_,
-             .arguments = {"--request_fd=" + std::to_string(kRequestFd), "--control_fd=" + std::to_string(kControlFd)},
-             .fds = {{request_fd.get(), kRequestFd}, {control.second.get(), kControlFd}}}));
+    ASSIGN_OR_RETURN(ChildProcess child,
+                     weightbroker::Spawn(LoaderProgram(path_, request_fd.get(), control.second.get())));
     return SpawnedLoader{std::move(control.first), std::make_unique<ChildLoader>(std::move(child))};
   }
 

@@ -1,15 +1,20 @@
 #include "server/broker/register_call.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "common/plan/engine_layout.h"
 #include "common/plan/plan.h"
 #include "server/broker/placement.h"
+#include "server/broker/publisher_call.h"
 #include "server/broker/spec_resolution.h"
+#include "server/broker/timestamp.h"
 
 namespace weightbroker {
 namespace {
@@ -40,21 +45,36 @@ void RegisterCall::Run() {
     return;
   }
   set_ = *std::move(set);
-  if (request_.wait()) {
+  if (Waits()) {
     subscription_ = context_.registry->Subscribe(set_, [weak = weak_from_this()] {
       if (const auto self = std::static_pointer_cast<RegisterCall>(weak.lock())) self->OnChange();
     });
   }
+  std::shared_ptr<Publication> publication;
+  {
+    MutexLock lock(publish_mutex_);
+    publication = publication_;
+  }
+  if (publication != nullptr) AskForMemory(publication);
   OnChange();
 }
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
-  ASSIGN_OR_RETURN(const Placement placement, PlaceRanks(request_, WorldSize(spec), context_.devices));
-  ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  ASSIGN_OR_RETURN(WeightSetRef set,
-                   context_.loads->Load({resolved.spec, resolved.environment, std::move(resolved.fingerprint),
-                                         resolved.identity, placement}));
+  RETURN_IF_ERROR(CheckOffer(spec));
+  ASSIGN_OR_RETURN(const Placement placement, Place(spec));
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
+  NewWeightSet wanted{resolved.spec, resolved.environment,
+                      resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)), resolved.identity, placement};
+  absl::StatusOr<WeightSetRef> found;
+  if (request_.has_publish()) {
+    found = FindOrPublish(std::move(wanted));
+  } else if (IsEngineLayout(spec)) {
+    found = FindPublished(wanted);
+  } else {
+    found = context_.loads->Load(std::move(wanted));
+  }
+  ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
@@ -66,6 +86,98 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   return set;
 }
 
+absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {
+  // What an engine publishes it writes into host memory.
+  if (IsEngineLayout(spec)) return PlaceRanks(request_, WorldSize(spec), HostOnly());
+  auto placement = PlaceRanks(request_, WorldSize(spec), context_.devices->Served());
+  const std::string why = context_.devices->refusal();
+  const auto is_on_gpu = [](int kind) {
+    return kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC;
+  };
+  const auto& kinds = request_.handle_kinds();
+  if (why.empty() || !HasReason(placement.status(), Reason::kHandleKindUnsupported) ||
+      std::none_of(kinds.begin(), kinds.end(), is_on_gpu)) {
+    return placement;
+  }
+  // Whoever asked for a GPU should read why there is none, and not only that there is none.
+  return MakeError(Reason::kGpuUnavailable, absl::StrCat(placement.status().message(), "; no GPU is served: ", why),
+                   GetErrorDetails(placement.status()).metadata);
+}
+
+absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {
+  if (IsEngineLayout(spec)) RETURN_IF_ERROR(CheckPublishQuantization(spec, context_.publish_quantizations));
+  if (!request_.has_publish() || IsEngineLayout(spec)) return absl::OkStatus();
+  return MakeError(Reason::kInvalidArgument,
+                   absl::StrCat("spec.layout is ", spec.layout(), ", which the service loads itself: only layout ",
+                                kEngineLayout, " is published"),
+                   {{"field", "spec.layout"}, {"found", spec.layout()}, {"allowed", kEngineLayout}});
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindOrPublish(NewWeightSet wanted) {
+  PublishRequest offer{.set = std::move(wanted), .rank = request_.publish().rank(), .uid = record().peer().uid};
+  if (request_.publish().has_promise()) offer.promise = request_.publish().promise();
+  ASSIGN_OR_RETURN(const PublicationManager::Begun begun, context_.publications->Begin(std::move(offer)));
+  bool left = false;
+  if (begun.publication != nullptr) {
+    Log(LogLevel::kInfo, "publish.begun",
+        {{"publication", absl::StrCat(-begun.publication->facts().id)},
+         {"fingerprint", begun.set->fingerprint().hash},
+         {"rank", absl::StrCat(request_.publish().rank())},
+         {"engine", begun.set->spec().engine()},
+         {"engine_version", begun.set->spec().engine_version()}});
+    MutexLock lock(publish_mutex_);
+    publication_ = begun.publication;
+    left = left_;
+  }
+  if (left) context_.publications->Abandon(begun.publication);
+  return begun.set;
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindPublished(const NewWeightSet& wanted) const {
+  WeightSetRef set = context_.registry->Find(wanted.fingerprint.hash);
+  if (set != nullptr && context_.registry->View(set).state != v1::WEIGHT_SET_STATE_FAILED) return set;
+  return MakeError(Reason::kPublishRequired,
+                   absl::StrCat("layout ", kEngineLayout, " is ", wanted.spec.engine(), " ",
+                                wanted.spec.engine_version(), "'s own, and it has published no such set of ",
+                                wanted.spec.model(), ": start that engine, or offer to publish it"),
+                   {{"fingerprint", wanted.fingerprint.hash},
+                    {"engine", wanted.spec.engine()},
+                    {"engine_version", wanted.spec.engine_version()}});
+}
+
+void RegisterCall::AskForMemory(const std::shared_ptr<Publication>& publication) {
+  const auto& sizes = request_.publish().slab_bytes();
+  publication->Allocate({sizes.begin(), sizes.end()},
+                        [weak = weak_from_this(), publication](const absl::StatusOr<WritableMemory>& memory) {
+                          if (!memory.ok()) return publication->End(memory.status());
+                          const auto self = std::static_pointer_cast<RegisterCall>(weak.lock());
+                          if (self != nullptr) self->Grant(*publication, *memory);
+                        });
+}
+
+void RegisterCall::Grant(const Publication& publication, const WritableMemory& memory) {
+  const PublicationFacts& facts = publication.facts();
+  v1::RegisterResponse response;
+  v1::PublishGrant& grant = *response.mutable_publish_grant();
+  grant.set_fingerprint(facts.set->fingerprint().hash);
+  grant.set_publication_token(facts.token);
+  *grant.mutable_slabs() = DescribeWritable(context_, facts, memory);
+  const auto left = facts.deadline - std::chrono::steady_clock::now();
+  SetTimestamp(context_.clock->WallNow() + std::chrono::duration_cast<std::chrono::system_clock::duration>(left),
+               grant.mutable_expire_time());
+  Send(std::move(response));
+}
+
+void RegisterCall::OnLeft() {
+  std::shared_ptr<Publication> publication;
+  {
+    MutexLock lock(publish_mutex_);
+    left_ = true;
+    publication = publication_;
+  }
+  if (publication != nullptr) context_.publications->Abandon(publication);
+}
+
 // Called for each change of the set, from whichever thread caused it.
 void RegisterCall::OnChange() {
   const WeightSetView view = context_.registry->View(set_);
@@ -74,7 +186,7 @@ void RegisterCall::OnChange() {
   } else if (view.state == v1::WEIGHT_SET_STATE_RELEASED) {
     End(MakeError(Reason::kCancelled, "the weight set was unregistered while this call waited for it",
                   {{"fingerprint", set_->fingerprint().hash}}));
-  } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !request_.wait()) {
+  } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !Waits()) {
     v1::RegisterResponse response;
     *response.mutable_weight_set() = context_.registry->Describe(set_);
     SendAndEnd(std::move(response), absl::OkStatus());

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "server/broker/registry_internal.h"
 
@@ -196,12 +197,59 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
     }
     for (const auto& [device, need_bytes] : need) RETURN_IF_ERROR(CheckMemory(device, need_bytes, memory.at(device)));
     set->read_bytes_ = plan.read_bytes;
+    const auto on_host = need.find(kHostDevice);
+    set->in_huge_pages_ = on_host != need.end() && FitsIntoHugePages(on_host->second, memory.at(kHostDevice));
     set->granted_steady_ = options_.clock->SteadyNow();
     Reserve(*set, std::move(need));
     Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
   }
   Call(callbacks);
   return absl::OkStatus();
+}
+
+absl::Status Registry::GrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes) {
+  if (bytes < 0) return MakeError(Reason::kInvalidArgument, absl::StrCat(bytes, " bytes of memory cannot be had"));
+  ASSIGN_OR_RETURN(const auto memory, ReadMemory({{device, bytes}}));
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    RETURN_IF_ERROR(CheckNotEnded(*set));
+    if (set->state_ != v1::WEIGHT_SET_STATE_LOADING && !CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
+      return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
+    }
+    RETURN_IF_ERROR(CheckMemory(device, bytes, memory.at(device)));
+    std::map<std::string, int64_t> reserved = set->reserved_;
+    reserved[device] += bytes;
+    Reserve(*set, std::move(reserved));
+    set->read_bytes_ += bytes;
+    if (set->state_ == v1::WEIGHT_SET_STATE_ALLOCATING) {
+      set->granted_steady_ = options_.clock->SteadyNow();
+      Move(*set, v1::WEIGHT_SET_STATE_LOADING, &callbacks);
+    }
+  }
+  Call(callbacks);
+  return absl::OkStatus();
+}
+
+void Registry::ReturnMemory(const WeightSetRef& set, const std::string& device, int64_t bytes) {
+  MutexLock lock(mutex_);
+  const auto found = set->reserved_.find(device);
+  if (found == set->reserved_.end()) return;  // the set has ended meanwhile
+  std::map<std::string, int64_t> reserved = set->reserved_;
+  reserved[device] = std::max<int64_t>(0, found->second - bytes);
+  Reserve(*set, std::move(reserved));
+  set->read_bytes_ = std::max(set->done_bytes_, set->read_bytes_ - bytes);
+}
+
+void Registry::ReportFilled(const WeightSetRef& set, int64_t more_bytes) {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    if (set->state_ != v1::WEIGHT_SET_STATE_LOADING) return;
+    set->done_bytes_ = std::clamp(set->done_bytes_ + more_bytes, set->done_bytes_, set->read_bytes_);
+    for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
+  }
+  Call(callbacks);
 }
 
 // Asks the machine and reads files: not to be called under the lock.
@@ -211,7 +259,7 @@ absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
   for (const auto& [device, need_bytes] : need) {
     if (device == kHostDevice) {
       const HostMemory host = options_.host_memory();
-      memory[device] = {host.available_bytes, host.limited_by};
+      memory[device] = {host.available_bytes, host.limited_by, host.free_huge_page_bytes};
     } else {
       ASSIGN_OR_RETURN(memory[device], options_.device_memory(device));
     }
@@ -220,17 +268,12 @@ absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
 }
 
 absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const {
-  // What loads under way have been granted but have not filled yet is still "available" to the machine.
-  int64_t promised_bytes = 0;
-  for (const WeightSetRef& set : sets_) {
-    const auto reserved = set->reserved_.find(device);
-    if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
-    promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
-  }
   const auto found = reserved_by_device_.find(device);
   const int64_t reserved_bytes = found == reserved_by_device_.end() ? 0 : found->second;
-  int64_t have_bytes = memory.available_bytes - promised_bytes;
+  int64_t have_bytes = memory.available_bytes - PromisedBytes(device);
   std::string limited_by = memory.limited_by;
+  // The loader takes reserved huge pages where there are enough, and those are no part of what is available otherwise.
+  if (FitsIntoHugePages(need_bytes, memory)) have_bytes = std::max(have_bytes, need_bytes);
   const int64_t limit_bytes = device == kHostDevice ? options_.memory_limit_bytes : 0;
   if (limit_bytes > 0 && limit_bytes - reserved_bytes < have_bytes) {
     have_bytes = limit_bytes - reserved_bytes;
@@ -238,15 +281,19 @@ absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes
   }
   have_bytes = std::max<int64_t>(0, have_bytes);
   if (need_bytes <= have_bytes) return absl::OkStatus();
-  return MakeError(Reason::kMemoryExhausted,
-                   absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
-                                " are to be had (limited by ", limited_by, "; ", reserved_bytes,
-                                " are taken by other weight sets): unregister one, or raise the limit"),
-                   {{"device", device},
-                    {"need_bytes", absl::StrCat(need_bytes)},
-                    {"have_bytes", absl::StrCat(have_bytes)},
-                    {"reserved_bytes", absl::StrCat(reserved_bytes)},
-                    {"limited_by", limited_by}});
+  std::map<std::string, std::string> metadata = {{"device", device},
+                                                 {"need_bytes", absl::StrCat(need_bytes)},
+                                                 {"have_bytes", absl::StrCat(have_bytes)},
+                                                 {"reserved_bytes", absl::StrCat(reserved_bytes)},
+                                                 {"limited_by", limited_by}};
+  if (!memory.holders.empty()) metadata["holders"] = memory.holders;
+  return MakeError(
+      Reason::kMemoryExhausted,
+      absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
+                   " are to be had (limited by ", limited_by, "; ", reserved_bytes, " are taken by other weight sets",
+                   memory.holders.empty() ? "" : absl::StrCat("; processes there: ", memory.holders),
+                   "): unregister one, or raise the limit"),
+      metadata);
 }
 
 // In place of what was reserved for it before.
@@ -261,6 +308,33 @@ void Registry::Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes
   }
 }
 
+// Pages are taken one by one as they are filled.
+int64_t Registry::PromisedBytes(const std::string& device) const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    const auto reserved = set->reserved_.find(device);
+    if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
+    if (device == kHostDevice && set->in_huge_pages_) continue;
+    promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
+  }
+  return promised_bytes;
+}
+
+// Reserved huge pages are taken all at once, before a byte is read.
+int64_t Registry::PromisedHugePageBytes() const {
+  int64_t promised_bytes = 0;
+  for (const WeightSetRef& set : sets_) {
+    const auto reserved = set->reserved_.find(kHostDevice);
+    const bool is_taking_them = IsLoading(set->state_) && set->in_huge_pages_ && !set->has_progress_;
+    if (is_taking_them && reserved != set->reserved_.end()) promised_bytes += reserved->second;
+  }
+  return promised_bytes;
+}
+
+bool Registry::FitsIntoHugePages(int64_t need_bytes, const DeviceMemory& memory) const {
+  return need_bytes >= kHugePageBytes && need_bytes <= memory.free_huge_page_bytes - PromisedHugePageBytes();
+}
+
 absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes) {
   Callbacks callbacks;
   {
@@ -269,6 +343,7 @@ absl::Status Registry::ReportProgress(const WeightSetRef& set, v1::WeightSetStat
     if (!stays && (phase != v1::WEIGHT_SET_STATE_VERIFYING || !CanMove(set->state_, phase))) {
       return IllegalMove(*set, set->state_, phase);
     }
+    set->has_progress_ = true;
     set->done_bytes_ = std::clamp(done_bytes, set->done_bytes_, set->read_bytes_);
     if (stays) {
       for (const auto& [id, observer] : set->observers_) callbacks.push_back(observer);
@@ -313,8 +388,8 @@ WeightSetRef Registry::Find(const std::string& fingerprint) const {
 absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) const {
   if (!IsFingerprintPrefix(prefix)) {
     return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat("fingerprint \"", prefix.substr(0, kFingerprintDigits), "\" is not ",
-                                  kMinPrefixDigits, " to ", kFingerprintDigits, " lower-case hexadecimal digits"),
+                     absl::StrCat("fingerprint ", Quote(prefix), " is not ", kMinPrefixDigits, " to ",
+                                  kFingerprintDigits, " lower-case hexadecimal digits"),
                      {{"field", "fingerprint"}});
   }
   std::vector<WeightSetRef> found;
@@ -338,6 +413,11 @@ absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) c
         {{"fingerprint", prefix}, {"matches", absl::StrCat(found.size())}});
   }
   return found.front();
+}
+
+std::vector<WeightSetRef> Registry::Sets() const {
+  MutexLock lock(mutex_);
+  return sets_;
 }
 
 std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const {

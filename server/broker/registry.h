@@ -74,10 +74,13 @@ class WeightSetEntry {
   v1::WeightSetState state_ = v1::WEIGHT_SET_STATE_ALLOCATING;
   int64_t read_bytes_ = 0;                   // to be read in all; 0 until memory has been granted
   std::map<std::string, int64_t> reserved_;  // by device; counted in Registry::reserved_by_device_
+  bool in_huge_pages_ = false;  // what has been granted is to be had from the machine's reserved huge pages
+  bool has_progress_ = false;   // the loader has said so, and thus has allocated what it was granted
   int64_t done_bytes_ = 0;
   absl::Status failure_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank, every one held here; while RESIDENT or DRAINING
   std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
+  bool being_forgotten_ = false;                      // a release has the vault forget its shards
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
@@ -160,7 +163,9 @@ class Subscription {
 // What a device would still allow.
 struct DeviceMemory {
   int64_t available_bytes = 0;
-  std::string limited_by;  // for people
+  std::string limited_by = {};       // for people
+  int64_t free_huge_page_bytes = 0;  // of the host, which are no part of the others
+  std::string holders = {};          // the processes that use it, for people; empty if nobody knows
 };
 
 // Fingerprint, generation, ranks, tensors and bytes of all its shards.
@@ -201,6 +206,16 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // have, and what limits where, PROTOCOL_ERROR if the plan makes no sense or memory has been granted before.
   absl::Status GrantMemory(const WeightSetRef& set, const MemoryPlan& plan);
 
+  // Reserves so much more on one device, for a set that grows as it is published: ALLOCATING → LOADING, or stays in
+  // LOADING. Fails as GrantMemory, and with CANCELLED if the set has ended.
+  absl::Status GrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes);
+
+  // Takes back what GrantMore gave and nobody could use.
+  void ReturnMemory(const WeightSetRef& set, const std::string& device, int64_t bytes);
+
+  // Counts memory of a set that is published as filled, as far as it has been granted.
+  void ReportFilled(const WeightSetRef& set, int64_t more_bytes);
+
   // Moves on in LOADING or to VERIFYING; bytes never go back. PROTOCOL_ERROR for any other move.
   absl::Status ReportProgress(const WeightSetRef& set, v1::WeightSetState phase, int64_t done_bytes);
 
@@ -232,6 +247,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // The one set whose fingerprint starts with `prefix` (at least 8 hexadecimal digits, else INVALID_ARGUMENT).
   // WEIGHT_SET_UNKNOWN or WEIGHT_SET_AMBIGUOUS otherwise.
   absl::StatusOr<WeightSetRef> FindByPrefix(const std::string& prefix) const;
+
+  // All of them, oldest first, failed ones included.
+  std::vector<WeightSetRef> Sets() const;
 
   // The sets of one resolved model path that are resident or on their way there, oldest first.
   std::vector<WeightSetRef> FindByModel(const std::string& model) const;
@@ -336,6 +354,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<std::map<std::string, DeviceMemory>> ReadMemory(const std::map<std::string, int64_t>& need) const;
   absl::Status CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What loads under way have been granted and is still there for others to see.
+  int64_t PromisedBytes(const std::string& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t PromisedHugePageBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FitsIntoHugePages(int64_t need_bytes, const DeviceMemory& memory) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<size_t> FindShard(const WeightSetEntry& set, int32_t rank,
                                    const std::vector<v1::HandleKind>& kinds) const
@@ -346,6 +368,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   const RegistryOptions options_;
 
   mutable Mutex mutex_;
+  CondVar forgotten_;                                       // the vault has forgotten a set's shards, or could not
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
   std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
   int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -216,6 +216,9 @@ absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, con
   std::vector<int32_t> ranks;
   {
     MutexLock lock(mutex_);
+    // One release at a time has the vault forget. Once a set is gone another of the same fingerprint may be resident,
+    // and what the vault has then is that one's.
+    while (set->being_forgotten_) forgotten_.Wait(mutex_);
     if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotLeased(*set));
     if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
     if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
@@ -227,16 +230,19 @@ absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, con
     released.ended_leases =
         EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", &callbacks);
     ranks = RanksOf(set->shards_);
+    set->being_forgotten_ = true;
   }
   Call(std::exchange(callbacks, {}));
-  RETURN_IF_ERROR(ForgetShards(*set, ranks));
+  const absl::Status forgotten = ForgetShards(*set, ranks);
   {
     MutexLock lock(mutex_);
-    // Unless another call that came meanwhile has done it.
-    if (set->state_ == v1::WEIGHT_SET_STATE_DRAINING) FinishRelease(set, &callbacks);
+    set->being_forgotten_ = false;
+    forgotten_.NotifyAll();
+    if (forgotten.ok()) FinishRelease(set, &callbacks);
     released.set.set_state(set->state_);
   }
   Call(callbacks);
+  RETURN_IF_ERROR(forgotten);
   return released;
 }
 

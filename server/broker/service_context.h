@@ -7,17 +7,18 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/health_facts.h"
 #include "server/broker/identity_cache.h"
 #include "server/broker/live_calls.h"
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
-#include "server/broker/placement.h"
+#include "server/broker/publication_manager.h"
+#include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
 #include "server/broker/worker_pool.h"
 #include "server/endpoint/peer.h"
@@ -29,6 +30,7 @@ namespace weightbroker {
 struct ServiceContext {
   std::shared_ptr<Registry> registry;
   LoadManager* loads = nullptr;
+  PublicationManager* publications = nullptr;
   const ModelResolver* resolver = nullptr;
   IdentityCache* identities = nullptr;
   TicketBox* tickets = nullptr;
@@ -37,8 +39,10 @@ struct ServiceContext {
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
-  std::vector<ServedDevice> devices;
+  DeviceCatalog* devices = nullptr;
   std::string version;
+  PublishQuantizations publish_quantizations;
+  std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in
   int64_t memory_limit_bytes = 0;
   bool outlives_broker = false;  // what is resident
   std::chrono::system_clock::time_point start_time;

@@ -39,17 +39,17 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   void Send(Message message) {
     MutexLock lock(mutex_);
     if (end_.has_value()) return;
-    waiting_.push_back(std::move(message));
+    waiting_.push_back({std::move(message)});
     Advance();
   }
 
-  // Sends `message` in place of those that have not gone out yet: for a caller that reads slowly only the latest
-  // counts.
+  // Sends `message` in place of those of its kind that have not gone out yet: for a caller that reads slowly only the
+  // latest counts.
   void SendLatest(Message message) {
     MutexLock lock(mutex_);
     if (end_.has_value()) return;
-    waiting_.clear();
-    waiting_.push_back(std::move(message));
+    std::erase_if(waiting_, [](const Waiting& waiting) { return waiting.only_if_latest; });
+    waiting_.push_back({std::move(message), /*only_if_latest=*/true});
     Advance();
   }
 
@@ -65,7 +65,7 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   void SendAndEnd(Message message, const absl::Status& status) {
     MutexLock lock(mutex_);
     if (end_.has_value()) return;
-    waiting_.push_back(std::move(message));
+    waiting_.push_back({std::move(message)});
     end_ = status;
     Advance();
   }
@@ -83,6 +83,11 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   const CallRecord& record() const { return record_; }
 
  private:
+  struct Waiting {
+    Message message;
+    bool only_if_latest = false;
+  };
+
   void OnWriteDone(bool ok) final {
     MutexLock lock(mutex_);
     writing_ = false;
@@ -111,7 +116,7 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || finished_) return;
     if (!waiting_.empty()) {
-      current_ = std::move(waiting_.front());
+      current_ = std::move(waiting_.front().message);
       waiting_.pop_front();
       writing_ = true;
       this->StartWrite(&current_);
@@ -127,7 +132,7 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
 
   mutable Mutex mutex_;
   CallRecord record_;  // ended and observed under mutex_; the caller in it is constant
-  std::deque<Message> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   Message current_;  // being written while writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

@@ -68,6 +68,10 @@ class ShardVault {
   // The first call gets it, later ones nothing.
   virtual Adoption TakeAdoption() = 0;
 
+  // Says which of the sets and loads of the adoption is about to be taken up; empty: none. One over which broker after
+  // broker ends is dropped.
+  virtual void TakingUp(const std::string& /*fingerprint*/) {}
+
   // Whether what is kept outlives this process.
   virtual bool outlives_broker() const = 0;
 };

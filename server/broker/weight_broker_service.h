@@ -5,7 +5,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/broker/service_context.h"
+#include "server/broker/spec_resolution.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
 namespace weightbroker {
@@ -13,7 +15,8 @@ namespace weightbroker {
 // Export is raw, because its messages are serialized already; the others are typed. Reflection sees no difference.
 using WeightBrokerServiceBase = v1::WeightBrokerService::WithCallbackMethod_Register<
     v1::WeightBrokerService::WithCallbackMethod_Fingerprint<v1::WeightBrokerService::WithRawCallbackMethod_Export<
-        v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>;
+        v1::WeightBrokerService::WithCallbackMethod_AllocateSlabs<v1::WeightBrokerService::WithCallbackMethod_Commit<
+            v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>>>;
 
 class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
  public:
@@ -27,11 +30,18 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
                                         v1::FingerprintResponse* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Export(grpc::CallbackServerContext* grpc_context,
                                                      const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* AllocateSlabs(grpc::CallbackServerContext* grpc_context,
+                                          const v1::AllocateSlabsRequest* request,
+                                          v1::AllocateSlabsResponse* response) override;
+  grpc::ServerReadReactor<v1::CommitRequest>* Commit(grpc::CallbackServerContext* grpc_context,
+                                                     v1::CommitResponse* response) override;
   grpc::ServerUnaryReactor* Health(grpc::CallbackServerContext* grpc_context, const v1::HealthRequest* request,
                                    v1::HealthResponse* response) override;
 
  private:
   absl::Status AnswerFingerprint(const v1::FingerprintRequest& request, v1::FingerprintResponse* response) const;
+  absl::StatusOr<weightbroker::Fingerprint> FingerprintFor(const v1::FingerprintRequest& request,
+                                                           const ResolvedSpec& resolved, const SetsOfSpec& found) const;
   void FillHealth(v1::HealthResponse* response) const;
 
   const ServiceContext& context_;

@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "common/base/thread.h"
+
 namespace weightbroker {
 
 WorkerPool::WorkerPool(int threads, size_t max_waiting) : max_waiting_(max_waiting) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+  for (int i = 0; i < threads; ++i) threads_.push_back(StartThreadOrExit("the calls that block", [this] { Work(); }));
 }
 
 WorkerPool::~WorkerPool() { Stop(); }

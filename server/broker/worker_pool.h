@@ -18,6 +18,7 @@ namespace weightbroker {
 
 class WorkerPool {
  public:
+  // Ends the process, with a log line, if there are no threads to be had: then nothing can be served.
   WorkerPool(int threads, size_t max_waiting);
   ~WorkerPool();  // stops
   WorkerPool(const WorkerPool&) = delete;

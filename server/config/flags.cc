@@ -25,7 +25,8 @@ constexpr FlagRow kRows[] = {
     {"config_file", kText, kCommandLine, "FILE", "", "A JSON object with these flags as keys; the command line wins"},
     {"socket", kText, kEverywhere, "PATH", "",
      "The Unix socket to listen on. Default: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, "
-     "else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock"},
+     "else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. {gpu_uuid} in it stands for the UUID of the one GPU in "
+     "--devices"},
     {"socket_mode", kText, kEverywhere, "OCTAL", "0660", "Permissions of the socket"},
     {"socket_group", kText, kEverywhere, "GROUP", "", "Group of the socket, by name or number. Default: the process's"},
     {"allowed_uids", kList, kEverywhere, "USER,...", "",
@@ -36,19 +37,32 @@ constexpr FlagRow kRows[] = {
      "Folders under which models may lie; whoever may connect may load what is there. A spec says NAME:relative/path "
      "or "
      "an absolute path inside one"},
+    {"devices", kList, kEverywhere, "GPU,...", "all",
+     "GPUs that weights may be put on, by UUID or by number in the order of PCI addresses; all: those that can be "
+     "used; "
+     "host: none. Host memory always may"},
     {"memory_limit", kText, kEverywhere, "BYTES", "0",
-     "The most memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
+     "The most host memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
+    {"publish_timeout", kText, kEverywhere, "TIME", "60m",
+     "How long an engine that publishes weights may take until it commits them: a number with ms, s or m"},
+    {"publish_quantizations", kList, kEverywhere, "ENGINE/VERSION/METHOD,...", "",
+     "Quantization methods besides none and block-wise FP8 that an engine may publish, each for exactly that engine "
+     "and version"},
+    {"architecture_dir", kText, kEverywhere, "PATH", "",
+     "A folder of architecture files (*.json), which say how to split the weights of models that are not built in"},
     {"metrics_address", kText, kEverywhere, "ADDRESS", "127.0.0.1:9464",
      "Where Prometheus finds /metrics: 127.0.0.1:PORT, port 0 for a free one, or empty for nowhere"},
     {"reader_threads", kText, kEverywhere, "N", "0", "Threads that read a checkpoint, at most 256; 0 chooses"},
     {"max_concurrent_loads", kText, kEverywhere, "N", "2", "Loads under way at once, 1 to 64; further ones wait"},
+    {"loader_stall_timeout", kText, kEverywhere, "TIME", "10m",
+     "A loader that makes no progress for so long (reads no byte and ends no phase) is killed, and its load fails; 0s: "
+     "never"},
     {"log_level", kText, kEverywhere, "LEVEL", "info", "debug, info, warning or error"},
     {"broker_path", kText, kEverywhere, "PATH", "",
      "The program that weightbrokerd starts. Default: weightbroker-broker beside it"},
     {"loader_path", kText, kEverywhere, "PATH", "",
      "The program that loads a model. Default: weightbroker-loader beside this one"},
-    {"listen_fd", kText, kCommandLine, "FD", "",
-     "A listening socket that was inherited, for a broker without a keeper"},
+    {"listen_fd", kText, kInternal, "FD", "", "A listening socket that was inherited, for a broker without a keeper"},
     {"keeper_socket", kText, kEverywhere, "PATH", "",
      "A private socket, mode 0600, between weightbrokerd and a broker that it has not started: the one listens there, "
      "the "
@@ -63,11 +77,11 @@ constexpr FlagRow kRows[] = {
     {"broker_start_timeout", kText, kEverywhere, "TIME", "30s",
      "A broker that is not ready after so long is killed and replaced; 0s: never"},
     {"max_loaders", kText, kEverywhere, "N", "64", "Loaders that weightbrokerd starts at once, 1 to 1024"},
-    {"keeper_fd", kText, kCommandLine, "FD", "",
+    {"keeper_fd", kText, kInternal, "FD", "",
      "A connection to weightbrokerd that was inherited: how it starts the broker"},
-    {"resume_fd", kText, kCommandLine, "FD", "",
+    {"resume_fd", kText, kInternal, "FD", "",
      "What weightbrokerd wrote down before it replaced itself: how it goes on after SIGUSR2"},
-    {"check_resume", kText, kCommandLine, "VERSION", "",
+    {"check_resume", kText, kInternal, "VERSION", "",
      "Say by the exit code whether this program could take over from one that writes down that version, and exit"},
     {"check_config", kSwitch, kCommandLine, "", "",
      "Check flags, file, folders and programs, say the result, and exit"},
@@ -101,10 +115,12 @@ size_t EditDistance(const std::string& a, const std::string& b) {
 }
 
 std::string NearestFlag(const std::string& name) {
-  const auto* nearest = std::min_element(std::begin(kRows), std::end(kRows), [&](const FlagRow& a, const FlagRow& b) {
-    return EditDistance(name, a.name) < EditDistance(name, b.name);
-  });
-  return nearest->name;
+  const auto distance = [&](const FlagRow& row) {
+    return row.place == kInternal ? std::string::npos : EditDistance(name, row.name);
+  };
+  return std::min_element(std::begin(kRows), std::end(kRows),
+                          [&](const FlagRow& a, const FlagRow& b) { return distance(a) < distance(b); })
+      ->name;
 }
 
 // "--a=1" and "--a" to "a".
@@ -218,7 +234,7 @@ absl::StatusOr<FlagValue> FromFile(const std::string& file, const std::string& k
     return Invalid(source, absl::StrCat("there is no such key; the nearest is \"", nearest, "\""),
                    {{"file", file}, {"key", key}, {"nearest", nearest}});
   }
-  if (row->place == kCommandLine) {
+  if (row->place != kEverywhere) {
     return Invalid(source, absl::StrCat("belongs on the command line, as --", key), {{"file", file}, {"key", key}});
   }
   FlagValue result{source, {}};
@@ -267,6 +283,7 @@ absl::StatusOr<FlagValues> ReadFlags(int argc, const char* const* argv) {
 std::string FlagHelp(const std::string& program) {
   std::string help = absl::StrCat("Usage: ", program, " [--flag=value ...]\n\n");
   for (const FlagRow& row : kRows) {
+    if (row.place == kInternal) continue;
     absl::StrAppend(&help, "  --", row.name, *row.value_name != '\0' ? "=" : "", row.value_name, "\n        ", row.help,
                     *row.default_value != '\0' ? absl::StrCat(". Default: ", row.default_value) : "", "\n");
   }

@@ -23,6 +23,7 @@ enum class FlagKind {
 enum class FlagPlace {
   kEverywhere,
   kCommandLine,  // makes no sense in a file
+  kInternal,     // nor by hand: one of our programs says it to another; the help text leaves it out
 };
 
 struct FlagRow {
@@ -34,7 +35,7 @@ struct FlagRow {
   const char* help;
 };
 
-// Every flag, in the order of the help text. docs/configuration.md has the same rows.
+// Every flag, in the order of the help text, the internal ones among them. docs/configuration.md has the same rows.
 std::span<const FlagRow> FlagRows();
 
 // What was said about one flag, and where: "--socket" or "/etc/weightbroker.json: socket".

@@ -96,6 +96,15 @@ absl::StatusOr<gid_t> ParseGroup(const std::string& text) {
   return found->gr_gid;
 }
 
+absl::StatusOr<std::string> ParseDevice(const std::string& text) {
+  constexpr size_t kUuidLength = 40;  // "GPU-" and 8-4-4-4-12 digits
+  const bool is_uuid = text.size() == kUuidLength && text.rfind("GPU-", 0) == 0 &&
+                       text.find_first_not_of("0123456789abcdef-", 4) == std::string::npos;
+  if (is_uuid || text == "all" || text == "host" || (IsDecimal(text) && text.size() <= 4)) return text;
+  return Bad(
+      absl::StrCat("\"", text, "\" is no GPU: give its UUID as nvidia-smi -L shows it, its number, all or host"));
+}
+
 absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
   if (text == "debug") return LogLevel::kDebug;
   if (text == "info") return LogLevel::kInfo;
@@ -131,6 +140,26 @@ absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::st
   }
   if (!S_ISDIR(stat_buffer.st_mode)) return Bad(absl::StrCat(path, " is not a folder"));
   return std::pair(name, std::string(resolved));
+}
+
+absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text) {
+  const size_t second = text.rfind('/');
+  const size_t first = second == std::string::npos || second == 0 ? std::string::npos : text.rfind('/', second - 1);
+  EngineMethod parsed;
+  if (first != std::string::npos) {
+    parsed = {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+  }
+  if (!parsed.engine.empty() && !parsed.version.empty() && !parsed.method.empty()) return parsed;
+  return Bad(absl::StrCat("\"", text, "\" is not ENGINE/VERSION/METHOD"));
+}
+
+absl::Status CheckFolder(const std::string& path) {
+  struct stat stat_buffer {};
+  if (stat(path.c_str(), &stat_buffer) != 0 || !S_ISDIR(stat_buffer.st_mode) ||
+      access(path.c_str(), R_OK | X_OK) != 0) {
+    return Bad(absl::StrCat("\"", path, "\" is not a folder that can be listed"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckProgram(const std::string& path) {

@@ -26,6 +26,9 @@ absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text)
 // The same, and more than none.
 absl::StatusOr<std::chrono::milliseconds> ParsePositiveDuration(const std::string& text);
 
+// A GPU by its UUID ("GPU-" and the rest) or its number, "all" or "host". Whether it is there is not checked.
+absl::StatusOr<std::string> ParseDevice(const std::string& text);
+
 // Permissions in octal, "660" or "0660", at most 0777.
 absl::StatusOr<mode_t> ParseMode(const std::string& text);
 
@@ -41,6 +44,17 @@ absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);
 
 // "name=/path" to both, the path with symbolic links resolved. The name is what stands before the colon in a spec.
 absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::string& text);
+
+struct EngineMethod {
+  std::string engine;
+  std::string version;
+  std::string method;
+};
+// "engine/version/method". Versions and methods have no slash; an engine's name may.
+absl::StatusOr<EngineMethod> ParseEngineMethod(const std::string& text);
+
+// Ok if `path` is a folder that can be listed.
+absl::Status CheckFolder(const std::string& path);
 
 // Ok if `path` is a program that this process may start.
 absl::Status CheckProgram(const std::string& path);

@@ -23,6 +23,7 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
+#include "common/base/thread.h"
 #include "server/endpoint/handshake.h"
 #include "server/endpoint/http2_refusal.h"
 #include "server/endpoint/reply.h"
@@ -83,7 +84,7 @@ class Acceptor::Loop {
     Watch(EPOLL_CTL_ADD, options_.listen_fd, EPOLLIN, kListenId);
     Watch(EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStopId);
     Watch(EPOLL_CTL_ADD, ping_.get(), EPOLLIN, kPingId);
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThreadOrExit("the endpoint", [this] { Run(); });
   }
 
   ~Loop() {

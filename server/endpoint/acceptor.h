@@ -40,14 +40,15 @@ struct AcceptorOptions {
   AccessPolicy access = {};
   std::chrono::milliseconds handshake_timeout{2000};  // and as long again for taking a reply
   int max_pending_handshakes = 1024;                  // beyond that the oldest is dropped
-  // Takes a connection over, non-blocking and close-on-exec, on which the whole HTTP/2 preface is waiting to be read.
+  // Takes a connection over, non-blocking and close-on-exec, on which the whole HTTP/2 preface, the client's SETTINGS
+  // included, is waiting to be read.
   std::function<void(UniqueFd connection, const Peer& peer)> serve_http2 = {};
   RefusalCallback on_refused = {};  // may be empty
 };
 
 class Acceptor {
  public:
-  // Ends the process, with a log line, if the kernel gives no epoll instance: then nothing can be served.
+  // Ends the process, with a log line, if the kernel gives no epoll instance or no thread: then nothing can be served.
   explicit Acceptor(AcceptorOptions options);
   ~Acceptor();  // stops
   Acceptor(const Acceptor&) = delete;

@@ -6,9 +6,13 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "client/include/weightbroker/redeem.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
+#include "common/base/socket.h"
+#include "common/base/strings.h"
 
 namespace weightbroker {
 namespace {
@@ -32,7 +36,7 @@ protocol::Status TicketStatus(const absl::Status& error) {
 }
 
 std::string CutMessage(const absl::Status& error) {
-  return std::string(error.message()).substr(0, protocol::kMaxMessageBytes);
+  return std::string(CutUtf8(ToUtf8(ToStd(error.message())), protocol::kMaxMessageBytes));
 }
 
 Reply::Progress ProgressAfterErrno(int error_number) {
@@ -83,25 +87,10 @@ Reply::Progress Reply::SendBytes(int socket) {
 // One byte with the next descriptors: the kernel takes at most 253 at once, and a byte cannot be sent in part.
 Reply::Progress Reply::SendBatch(int socket) {
   const size_t count = std::min(fds_->size() - fds_sent_, protocol::kMaxFdsPerBatch);
-  alignas(cmsghdr) char control[CMSG_SPACE(protocol::kMaxFdsPerBatch * sizeof(int))] = {};
-  char byte = protocol::kBatchByte;
-  iovec data = {.iov_base = &byte, .iov_len = 1};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(count * sizeof(int));
-  for (size_t i = 0; i < count; ++i) {
-    const int fd = (*fds_)[fds_sent_ + i].get();
-    memcpy(CMSG_DATA(rights) + i * sizeof(int), &fd, sizeof(int));
-  }
-  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    return ProgressAfterErrno(errno);
-  }
+  std::vector<int> fds;
+  for (size_t i = 0; i < count; ++i) fds.push_back((*fds_)[fds_sent_ + i].get());
+  const char byte = protocol::kBatchByte;
+  if (const int error = SendNow(socket, {&byte, 1}, fds); error != 0) return ProgressAfterErrno(error);
   fds_sent_ += count;
   return Progress::kSent;
 }

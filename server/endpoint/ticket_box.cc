@@ -1,26 +1,18 @@
 #include "server/endpoint/ticket_box.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <utility>
 
 #include "common/base/error.h"
-#include "common/base/log.h"
+#include "common/base/random_bytes.h"
 
 namespace weightbroker {
 namespace {
 
 Ticket RandomTicket() {
   Ticket ticket;
-  // Up to 256 bytes come whole once the kernel's generator has been seeded. Guessable tickets are not an alternative.
-  while (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
-    if (errno == EINTR) continue;
-    Log(LogLevel::kError, "ticket.no_random_bytes");
-    std::abort();
-  }
+  const std::string bytes = RandomBytes(ticket.size());
+  std::copy(bytes.begin(), bytes.end(), ticket.begin());
   return ticket;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 
 namespace weightbroker {
@@ -75,7 +76,11 @@ absl::Status BrokerSession::Handle(ReceivedPacket packet, TimePoint now) {
     return Misuse(absl::StrCat(Describe(message), " came between two parts of an entry"));
   }
   switch (message.type) {
+    case Type::kTakingUp:
+      context_.entries->TakingUp(message.key);
+      return absl::OkStatus();
     case Type::kReady:
+      context_.entries->OnBrokerReady();
       context_.supervisor->OnReady(now);
       return absl::OkStatus();
     case Type::kPut:
@@ -85,6 +90,9 @@ absl::Status BrokerSession::Handle(ReceivedPacket packet, TimePoint now) {
       return absl::OkStatus();
     case Type::kSpawnLoader:
       SpawnLoader(packet);
+      return absl::OkStatus();
+    case Type::kDetachLoader:
+      DetachLoader(message);
       return absl::OkStatus();
     case Type::kPong:
       context_.supervisor->OnPong(message.request_id);
@@ -115,7 +123,9 @@ absl::Status BrokerSession::Welcome(const KeeperMessage& hello) {
   welcomed_ = true;
   connection_.set_version(std::min(hello.version, kKeeperProtocolVersion));
   const std::vector<SharedEntry> entries = context_.entries->entries();
-  connection_.Send({.type = Type::kWelcome, .number = static_cast<int64_t>(entries.size())}, {}, context_.listening_fd);
+  connection_.Send(
+      {.type = Type::kWelcome, .number = static_cast<int64_t>(entries.size()), .status = context_.entries->dropped()},
+      {}, context_.listening_fd);
   for (const SharedEntry& entry : entries) connection_.SendEntry(entry);
   connection_.Send({.type = Type::kEndOfEntries});
   Log(LogLevel::kInfo, "broker.welcomed",
@@ -178,10 +188,21 @@ void BrokerSession::SpawnLoader(const ReceivedPacket& packet) {
   connection_.Send({.type = Type::kSpawned, .request_id = request_id, .number = loader->pid}, std::move(fds));
 }
 
+void BrokerSession::DetachLoader(const KeeperMessage& message) {
+  const auto pid = static_cast<pid_t>(message.number);
+  if (!context_.loaders->Detach(number_, pid)) {
+    Nack(message.request_id, absl::StrCat("process ", pid, " is no loader of this broker: it may have ended"));
+    return;
+  }
+  Log(LogLevel::kInfo, "loader.detached", {{"loader_pid", absl::StrCat(pid)}});
+  Ack(message.request_id);
+}
+
 void BrokerSession::Ack(int64_t request_id) { connection_.Send({.type = Type::kAck, .request_id = request_id}); }
 
 void BrokerSession::Nack(int64_t request_id, const std::string& message) {
-  connection_.Send({.type = Type::kNack, .request_id = request_id, .value = message.substr(0, kMaxKeeperValueBytes)});
+  connection_.Send(
+      {.type = Type::kNack, .request_id = request_id, .value = std::string(CutUtf8(message, kMaxKeeperValueBytes))});
 }
 
 void BrokerSession::SendPing(int64_t number) { connection_.Send({.type = Type::kPing, .request_id = number}); }

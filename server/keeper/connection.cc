@@ -2,9 +2,7 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sys/socket.h>
 
-#include <cstring>
 #include <utility>
 
 #include "common/base/error.h"
@@ -24,28 +22,6 @@ std::vector<int> NumbersOf(std::span<const UniqueFd> fds) {
   std::vector<int> numbers;
   for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
   return numbers;
-}
-
-// sendmsg with MSG_DONTWAIT; 0 or an errno.
-int SendNow(int socket, std::string_view bytes, std::span<const int> fds) {
-  iovec data = {.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
-  alignas(cmsghdr) char control_buffer[CMSG_SPACE(sizeof(int) * kMaxKeeperFdsPerPacket)] = {};
-  msghdr header = {};
-  header.msg_iov = &data;
-  header.msg_iovlen = 1;
-  if (!fds.empty()) {
-    header.msg_control = control_buffer;
-    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* control = CMSG_FIRSTHDR(&header);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(control), fds.data(), fds.size_bytes());
-  }
-  while (sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
 }
 
 }  // namespace

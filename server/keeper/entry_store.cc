@@ -85,9 +85,29 @@ SharedEntry EntryStore::Drop(const std::string& key) {
   if (it == entries_.end()) return nullptr;
   SharedEntry dropped = std::move(it->second);
   entries_.erase(it);
+  attempts_.erase(key);
   fd_count_ -= dropped->fds.size();
   value_bytes_ -= BytesOf(*dropped);
   return dropped;
+}
+
+SharedEntry EntryStore::OnBrokerEnded() {
+  const std::string key = std::exchange(taking_up_, "");
+  if (entries_.count(key) == 0 || ++attempts_[key] < limits_.max_attempts) return nullptr;
+  ++dropped_;
+  return Drop(key);
+}
+
+void EntryStore::OnBrokerReady() {
+  taking_up_.clear();
+  attempts_.clear();
+  dropped_ = 0;
+}
+
+void EntryStore::Resume(Attempts attempts) {
+  taking_up_ = std::move(attempts.taking_up);
+  attempts_ = std::move(attempts.ended);
+  dropped_ = attempts.dropped;
 }
 
 std::vector<SharedEntry> EntryStore::entries() const {

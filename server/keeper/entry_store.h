@@ -4,7 +4,8 @@
 //   if (!put.ok()) return put.status();          // PROTOCOL_ERROR: the parts are out of order; drop the connection
 //   if (put->state == PutState::kRefused) ...    // at a limit; nothing has changed
 //
-// An entry is replaced whole, when its last part is there. Not thread-safe.
+// An entry is replaced whole, when its last part is there. One that brokers die of is dropped in the end. Not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,7 @@ struct EntryLimits {
   size_t max_entries = 4096;
   size_t max_value_bytes = 4 * 1024 * 1024;  // of all entries together: they are in the keeper's own memory
   size_t max_fds = 512;                      // of all entries together, a half one included
+  int max_attempts = 5;                      // brokers in a row that end while they take an entry up
 };
 
 enum class PutState {
@@ -66,6 +68,24 @@ class EntryStore {
   // Returns what was there, or nothing.
   SharedEntry Drop(const std::string& key);
 
+  // The broker is about to make sense of the entry with this key; empty for none.
+  void TakingUp(const std::string& key) { taking_up_ = key; }
+  // The broker has ended. Returns the entry that it was taking up if it was the last that may do so; it is not there
+  // any more.
+  SharedEntry OnBrokerEnded();
+  // A broker has made sense of all there is.
+  void OnBrokerReady();
+
+  // What must outlive a replacement of this program.
+  struct Attempts {
+    std::string taking_up;
+    std::map<std::string, int> ended;  // brokers, by the key that they were taking up
+    int dropped = 0;                   // entries, since a broker was last ready
+  };
+  Attempts attempts() const { return {taking_up_, attempts_, dropped_}; }
+  void Resume(Attempts attempts);
+  int dropped() const { return dropped_; }
+
   // Sorted by key.
   std::vector<SharedEntry> entries() const;
   size_t size() const { return entries_.size(); }
@@ -92,6 +112,9 @@ class EntryStore {
   std::optional<Partial> partial_;
   size_t fd_count_ = 0;     // of entries_
   size_t value_bytes_ = 0;  // of entries_, keys included
+  std::string taking_up_;
+  std::map<std::string, int> attempts_;
+  int dropped_ = 0;
 };
 
 }  // namespace weightbroker

@@ -33,13 +33,13 @@ constexpr mode_t kPrivateMode = 0600;
 constexpr milliseconds kLoaderEndTimeout(5'000);
 
 // What the keeper needs beside the entries' descriptors: a packet's worth on its way in, a loader or visitor each, and
-// its own few.
+// its own few. Where there are few at all, half of them must do.
 constexpr int64_t kReservedFds = 400;
-constexpr int64_t kLeastEntryFds = 64;
+constexpr int64_t kLeastOpenFiles = 128;
 
 EntryLimits LimitsFor(int64_t fd_limit) {
   EntryLimits limits;
-  limits.max_fds = static_cast<size_t>(std::max(fd_limit - kReservedFds, kLeastEntryFds));
+  limits.max_fds = static_cast<size_t>(fd_limit - std::min(kReservedFds, fd_limit / 2));
   return limits;
 }
 
@@ -99,6 +99,7 @@ Keeper::Keeper(BrokerConfig config, CommandLine command_line, ServiceManager man
 Keeper::~Keeper() = default;
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start(BrokerConfig config, CommandLine command_line) {
+  RETURN_IF_ERROR(RaiseFdLimitTo(kLeastOpenFiles).status());
   if (config.resume_fd.has_value()) return Resume(std::move(config), std::move(command_line));
   ServiceManager manager = ServiceManager::FromEnvironment();
   std::vector<NamedFd> inherited = ServiceManager::TakeInheritedFds();

@@ -93,6 +93,7 @@ class Keeper {
   void EndSession(const absl::Status& why, TimePoint now);
   void ForgetSession();
   void OnBrokerEnded(const std::string& how, TimePoint now);
+  void DropWhatBrokersDieOf();
   void Reap(TimePoint now);
   void EndWithIt(int wait_status);
   void OnChildEnded(pid_t pid, int wait_status, TimePoint now);

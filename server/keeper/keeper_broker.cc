@@ -25,16 +25,6 @@ constexpr int kFailedExitCode = 1;
 constexpr int kUsageExitCode = 2;
 constexpr std::chrono::milliseconds kEndGrace(1'000);  // between closing its connection and its end
 
-std::string DescribeEnd(int wait_status) {
-  ExitStatus exit;
-  if (WIFSIGNALED(wait_status)) {
-    exit.signal = WTERMSIG(wait_status);
-  } else {
-    exit.code = WEXITSTATUS(wait_status);
-  }
-  return exit.ToString();
-}
-
 }  // namespace
 
 SessionContext Keeper::Context() {
@@ -129,6 +119,15 @@ void Keeper::OnBrokerEnded(const std::string& how, TimePoint now) {
       {{"broker_pid", absl::StrCat(pid)},
        {"how", how},
        {"restart_ms", absl::StrCat(supervisor_.UntilStart(now).count())}});
+  if (stop_requests_ == 0) DropWhatBrokersDieOf();
+}
+
+void Keeper::DropWhatBrokersDieOf() {
+  const SharedEntry dropped = entries_.OnBrokerEnded();
+  if (dropped == nullptr) return;
+  fd_store_.OnDropped(dropped);
+  Log(LogLevel::kError, "entry.poisoned",
+      {{"key", dropped->key}, {"cause", "broker after broker has ended while it took this entry up: it is dropped"}});
 }
 
 void Keeper::Reap(TimePoint now) {
@@ -153,7 +152,7 @@ void Keeper::EndWithIt(int wait_status) {
 }
 
 void Keeper::OnChildEnded(pid_t pid, int wait_status, TimePoint now) {
-  const std::string how = DescribeEnd(wait_status);
+  const std::string how = ExitStatus::FromWaitStatus(wait_status).ToString();
   if (broker_.has_value() && broker_->is_child && broker_->pid == pid) {
     if (broker_->session != nullptr) broker_->session->HandleTheRest(now);
     OnBrokerEnded(how, now);

@@ -20,6 +20,8 @@ enum EntryField { kKey = 1, kValue, kEntryFd };
 enum BrokerField { kNumber = 1, kPid, kPidfd, kControlFd, kIsChild, kWelcomed, kVersion };
 enum LoaderField { kLoaderPid = 1, kOwner };
 enum SupervisorField { kPhase = 1, kSince, kStartAt, kBackoff, kNextPing, kLastPing, kPingSent, kEverReady };
+enum AttemptsField { kTakingUp = 1, kEnded, kDropped };
+enum EndedField { kEndedKey = 1, kEndedCount };
 enum StateField {
   kStateVersion = 1,
   kListener,
@@ -31,7 +33,8 @@ enum StateField {
   kSupervisor,
   kNotifySocket,
   kWatchdogInterval,
-  kFdStore
+  kFdStore,
+  kAttempts
 };
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(value); }
@@ -91,6 +94,19 @@ std::string Serialize(const Supervisor::State& state) {
   writer.AddVarint(kLastPing, Unsigned(state.last_ping));
   if (state.ping_sent.has_value()) writer.AddVarint(kPingSent, FromTime(*state.ping_sent));
   writer.AddVarint(kEverReady, state.ever_ready ? 1 : 0);
+  return writer.bytes();
+}
+
+std::string Serialize(const EntryStore::Attempts& attempts) {
+  WireWriter writer;
+  writer.AddBytes(kTakingUp, attempts.taking_up);
+  for (const auto& [key, count] : attempts.ended) {
+    WireWriter ended;
+    ended.AddBytes(kEndedKey, key);
+    ended.AddVarint(kEndedCount, Unsigned(count));
+    writer.AddBytes(kEnded, ended.bytes());
+  }
+  writer.AddVarint(kDropped, Unsigned(attempts.dropped));
   return writer.bytes();
 }
 
@@ -195,6 +211,27 @@ bool ParseMessage(std::string_view bytes, T* out) {
   return reader.ok();
 }
 
+void ReadField(const WireReader& reader, std::pair<std::string, int>* ended) {
+  if (reader.field() == kEndedKey) ended->first = reader.bytes();
+  if (reader.field() == kEndedCount) ended->second = Int(reader);
+}
+
+bool ParseAttempts(std::string_view bytes, EntryStore::Attempts* attempts) {
+  WireReader reader(bytes);
+  bool ok = true;
+  while (reader.Next()) {
+    std::pair<std::string, int> ended;
+    if (reader.field() == kTakingUp) attempts->taking_up = reader.bytes();
+    if (reader.field() == kDropped) attempts->dropped = Int(reader);
+    if (reader.field() != kEnded) continue;
+    WireReader fields(reader.bytes());
+    while (fields.Next()) ReadField(fields, &ended);
+    ok = ok && fields.ok();
+    attempts->ended.insert(std::move(ended));
+  }
+  return ok && reader.ok();
+}
+
 absl::Status Malformed(const std::string& fault) {
   return MakeError(Reason::kProtocolError, absl::StrCat("the state of the keeper before cannot be read: ", fault),
                    {{"fault", fault}});
@@ -230,6 +267,8 @@ bool ReadStateField(const WireReader& reader, int64_t* version, KeeperState* sta
     case kFdStore:
       state->fd_store = reader.bytes();
       return true;
+    case kAttempts:
+      return ParseAttempts(reader.bytes(), &state->attempts);
   }
   return true;  // of a later version that this one can read all the same
 }
@@ -258,6 +297,7 @@ std::string SerializeKeeperState(const KeeperState& state) {
   writer.AddBytes(kNotifySocket, state.notify_socket);
   writer.AddVarint(kWatchdogInterval, Unsigned(state.watchdog_interval.count()));
   writer.AddBytes(kFdStore, state.fd_store);
+  writer.AddBytes(kAttempts, Serialize(state.attempts));
   return writer.bytes();
 }
 

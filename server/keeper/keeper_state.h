@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/keeper/entry_store.h"
 #include "server/keeper/supervisor.h"
 
 namespace weightbroker {
@@ -55,6 +56,7 @@ struct KeeperState {
   SavedSocket listener;
   std::optional<SavedSocket> private_socket;
   std::vector<SavedEntry> entries;
+  EntryStore::Attempts attempts;
   std::optional<SavedBroker> broker;
   int64_t last_broker_number = 0;
   std::vector<SavedLoader> loaders;

@@ -127,6 +127,7 @@ KeeperState Keeper::WriteDownState() const {
     written.value = entry->value;
     for (const UniqueFd& fd : entry->fds) written.fds.push_back(fd.get());
   }
+  state.attempts = entries_.attempts();
   if (broker_.has_value()) {
     SavedBroker& broker = state.broker.emplace();
     broker.number = last_broker_number_;
@@ -165,6 +166,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Resume(BrokerConfig config, Comm
     for (const int fd : written.fds) entry.fds.emplace_back(fd);
     keeper->entries_.Restore(std::move(entry));
   }
+  keeper->entries_.Resume(std::move(state.attempts));
   keeper->fd_store_.Resume(state.fd_store, keeper->entries_.entries());
   for (const SavedLoader& loader : state.loaders) {
     keeper->loaders_.Resume(static_cast<pid_t>(loader.pid), loader.owner);

@@ -2,34 +2,27 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
+#include "common/process/loader_program.h"
 #include "common/process/spawn.h"
 
 namespace weightbroker {
-namespace {
-
-constexpr int kRequestFd = 3;
-constexpr int kControlFd = 4;
-
-}  // namespace
 
 absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<std::string>& arguments, int request_fd) {
-  if (owners_.size() >= max_loaders_) {
+  if (CountOwned() >= max_loaders_) {
     return MakeError(Reason::kKeeperRefused,
-                     absl::StrCat(owners_.size(), " loaders are running, which is the most that are allowed"),
+                     absl::StrCat(CountOwned(), " loaders are running, which is the most that are allowed"),
                      {{"limit", absl::StrCat(max_loaders_)}});
   }
   ASSIGN_OR_RETURN(SocketPair control, CreateSeqpacketPair());
-  SpawnOptions options;
-  options.path = path_;
-  options.arguments = {absl::StrCat("--request_fd=", kRequestFd), absl::StrCat("--control_fd=", kControlFd)};
+  SpawnOptions options = LoaderProgram(path_, request_fd, control.second.get());
   options.arguments.insert(options.arguments.end(), arguments.begin(), arguments.end());
-  options.fds = {{request_fd, kRequestFd}, {control.second.get(), kControlFd}};
   ASSIGN_OR_RETURN(ChildProcess child, weightbroker::Spawn(options));
 
   StartedLoader loader;
@@ -38,6 +31,18 @@ absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<st
   loader.pidfd = std::move(child).Release();
   owners_[loader.pid] = owner;
   return loader;
+}
+
+size_t Loaders::CountOwned() const {
+  return static_cast<size_t>(
+      std::count_if(owners_.begin(), owners_.end(), [](const auto& loader) { return loader.second != kNobody; }));
+}
+
+bool Loaders::Detach(int64_t owner, pid_t pid) {
+  const auto it = owners_.find(pid);
+  if (it == owners_.end() || it->second != owner) return false;
+  it->second = kNobody;
+  return true;
 }
 
 void Loaders::KillAllOf(int64_t owner) const {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -13,14 +14,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/read_fd.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/quote.h"
-#include "common/identity/sha256.h"
+#include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/quant/gate.h"
+#include "server/loader/hand_over.h"
+#include "server/loader/load_memory.h"
 
 namespace weightbroker {
 namespace {
@@ -51,24 +54,48 @@ absl::Status CheckFilesAreThoseOf(const CheckpointIdentity& identity, const Chec
                    {{"file", Printable(differing.front())}, {"changed", is_new ? "new" : "gone"}});
 }
 
+std::vector<int32_t> RanksOf(const pb::LoadRequest& request) {
+  std::vector<int32_t> ranks;
+  for (const pb::RankPlacement& placed : request.ranks()) ranks.push_back(placed.rank());
+  return ranks;
+}
+
+pb::LoadEvent DescribePlan(const NodePlan& plan) {
+  pb::LoadEvent event;
+  pb::LoadPlanned& planned = *event.mutable_planned();
+  planned.set_read_bytes(plan.read_bytes);
+  for (const ShardPlan& shard : plan.shards) {
+    pb::PlannedShard& described = *planned.add_shards();
+    described.set_rank(shard.rank);
+    described.set_slab_bytes(Sum(shard.slab_bytes));
+    described.set_tensor_count(static_cast<int64_t>(shard.tensors.size()));
+    planned.set_slab_bytes(planned.slab_bytes() + described.slab_bytes());
+    planned.set_tensor_count(planned.tensor_count() + described.tensor_count());
+  }
+  return event;
+}
+
 class Session {
  public:
   Session(FileSystem& file_system, const pb::LoadRequest& request, int control_fd, const LoadOptions& options,
-          const std::function<void()>& before_hand_over)
+          const std::function<void()>& before_hand_over, const CudaOpener& open_cuda)
       : file_system_(file_system),
         request_(request),
         identity_(FromProto(request)),
         control_fd_(control_fd),
         options_(options),
-        before_hand_over_(before_hand_over) {}
+        before_hand_over_(before_hand_over),
+        open_cuda_(open_cuda) {}
 
   absl::Status Run() {
     RETURN_IF_ERROR(Plan());
     RETURN_IF_ERROR(AskToProceed());
-    RETURN_IF_ERROR(AllocateSlabs());
+    ASSIGN_OR_RETURN(memory_, LoadMemory::Allocate(request_, plan_, open_cuda_));
     RETURN_IF_ERROR(Load());
     RETURN_IF_ERROR(Verify());
-    return SealAndHandOver();
+    RETURN_IF_ERROR(FinishAndHandOver());
+    if (memory_->needs_exporter()) WaitForTheEnd();
+    return absl::OkStatus();
   }
 
   void Report(const absl::Status& error) {
@@ -82,21 +109,19 @@ class Session {
   absl::Status Plan() {
     ASSIGN_OR_RETURN(checkpoint_, OpenCheckpoint(file_system_, request_.spec().model()));
     ASSIGN_OR_RETURN(const Quantization quantization, CheckQuantization(checkpoint_));
-    RETURN_IF_ERROR(CheckSpecAgainstCheckpoint(request_.spec(), checkpoint_, quantization.method));
-    ASSIGN_OR_RETURN(plan_, PlanShard(checkpoint_, /*rank=*/0));
+    ASSIGN_OR_RETURN(const ArchitectureSet architectures,
+                     ArchitectureSet::WithFiles({request_.architectures().begin(), request_.architectures().end()}));
+    ASSIGN_OR_RETURN(plan_, PlanNode({.checkpoint = checkpoint_,
+                                      .spec = request_.spec(),
+                                      .quantization = quantization,
+                                      .architectures = architectures,
+                                      .ranks = RanksOf(request_)}));
     RETURN_IF_ERROR(CheckFilesAreThoseOf(identity_, checkpoint_.files));
     return CheckUnchanged(file_system_, identity_);
   }
 
   absl::Status AskToProceed() {
-    pb::LoadEvent event;
-    event.mutable_planned()->set_slab_bytes(Sum(plan_.slab_bytes));
-    event.mutable_planned()->set_read_bytes(plan_.read_bytes);
-    event.mutable_planned()->set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
-    pb::PlannedShard& shard = *event.mutable_planned()->add_shards();
-    shard.set_slab_bytes(Sum(plan_.slab_bytes));
-    shard.set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
-    RETURN_IF_ERROR(Send(event));
+    RETURN_IF_ERROR(Send(DescribePlan(plan_)));
     ASSIGN_OR_RETURN(const SocketMessage answer, ReceiveMessage(control_fd_));
     pb::LoadCommand command;
     if (answer.closed || !command.ParseFromString(answer.bytes) || !command.proceed()) {
@@ -105,18 +130,11 @@ class Session {
     return absl::OkStatus();
   }
 
-  absl::Status AllocateSlabs() {
-    for (const int64_t size_bytes : plan_.slab_bytes) {
-      ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
-      slabs_.push_back(std::move(slab));
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status Load() {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
     const LoadSource source{file_system_, checkpoint_, identity_, plan_};
-    ASSIGN_OR_RETURN(digests_, LoadShard(source, slabs_, options_, [this](int64_t done_bytes) {
+    ASSIGN_OR_RETURN(digests_,
+                     LoadNode(source, memory_->destinations(), memory_->Tune(options_), [this](int64_t done_bytes) {
                        return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
                      }));
     return absl::OkStatus();
@@ -127,29 +145,30 @@ class Session {
     return CheckUnchanged(file_system_, identity_);
   }
 
-  absl::Status SealAndHandOver() {
-    pb::LoadEvent event;
-    pb::LoadSealed& sealed = *event.mutable_sealed();
-    std::vector<UniqueFd> fds;
-    for (HostSlab& slab : slabs_) {
-      ASSIGN_OR_RETURN(SealedSlab result, std::move(slab).Seal());
-      v1::Slab& description = *sealed.add_slabs();
-      description.set_size_bytes(result.size_bytes);
-      description.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
-      description.set_page_kind(result.page_kind);
-      fds.push_back(std::move(result.fd));
+  // Everything is finished before the first shard is sent: a set of which a part cannot be is never half there.
+  absl::Status FinishAndHandOver() {
+    std::vector<std::vector<FinishedSlab>> finished;
+    std::vector<std::string> manifests;
+    for (size_t i = 0; i < plan_.shards.size(); ++i) {
+      ASSIGN_OR_RETURN(finished.emplace_back(), memory_->Finish(i));
+      ASSIGN_OR_RETURN(manifests.emplace_back(), SerializeManifest(plan_.shards[i], digests_[i]));
     }
-    ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(plan_, digests_));
-    ASSIGN_OR_RETURN(fds.emplace_back(),
-                     CreateSealedMemfd("weightbroker-manifest", std::as_bytes(std::span(manifest))));
-    sealed.set_tensor_count(static_cast<int64_t>(plan_.tensors.size()));
-    sealed.set_read_bytes(plan_.read_bytes);
-    sealed.set_manifest_sha256(Sha256Bytes(manifest));
-    sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
-    std::vector<int> numbers;
-    for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
-    before_hand_over_();
-    return SendMessage(control_fd_, event.SerializeAsString(), numbers);
+    for (size_t i = 0; i < finished.size(); ++i) {
+      const ShardPlan& shard = plan_.shards[i];
+      if (i + 1 == finished.size()) before_hand_over_();
+      RETURN_IF_ERROR(SendShard(control_fd_,
+                                {.rank = shard.rank,
+                                 .tensor_count = static_cast<int64_t>(shard.tensors.size()),
+                                 .read_bytes = plan_.read_bytes},
+                                finished[i], manifests[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  // As the exporter of its memory: until nobody holds the other end of the control socket any more.
+  void WaitForTheEnd() {
+    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_fd_);
+    while (message.ok() && !message->closed) message = ReceiveMessage(control_fd_);
   }
 
   absl::Status SendProgress(v1::WeightSetState phase, int64_t done_bytes) {
@@ -167,19 +186,21 @@ class Session {
   const int control_fd_;
   const LoadOptions options_;
   const std::function<void()>& before_hand_over_;
+  const CudaOpener& open_cuda_;
 
   Checkpoint checkpoint_;
-  ShardPlan plan_;
-  std::vector<HostSlab> slabs_;
-  std::vector<Digest> digests_;
+  NodePlan plan_;
+  std::unique_ptr<LoadMemory> memory_;
+  std::vector<std::vector<Digest>> digests_;  // of each of the plan's shards
 };
 
 }  // namespace
 
 absl::Status RunLoadSession(FileSystem& file_system, const pb::LoadRequest& request, int control_fd,
-                            LoadOptions options, const std::function<void()>& before_hand_over) {
+                            LoadOptions options, const std::function<void()>& before_hand_over,
+                            const CudaOpener& open_cuda) {
   if (request.reader_threads() > 0) options.reader_threads = request.reader_threads();
-  Session session(file_system, request, control_fd, options, before_hand_over);
+  Session session(file_system, request, control_fd, options, before_hand_over, open_cuda);
   absl::Status status = session.Run();
   if (!status.ok()) session.Report(status);
   return status;

@@ -17,6 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using ::testing::AnyOf;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 void WriteSmallModel(const Service& service) {
@@ -66,6 +67,25 @@ TEST(DeathOfALoader, FailsItsLoadGivesTheMemoryBackAndLeavesTheNextLoadAlone) {
   EXPECT_EQ(health->load_count(), 0);
   EXPECT_THAT(service.Register("small"), IsOk());
   EXPECT_THAT(service.Register("slow"), IsOk()) << "also what has failed before";
+}
+
+TEST(StallOfALoader, FailsItsLoadSayingHowFarItWasAndGivesTheMemoryBack) {
+  Service service({"--loader_stall_timeout=3s"});
+  WriteSparseModel(service.NewModel("slow"));
+  const int memfds_before = service.CountMemfds();
+  bool stopped = false;
+
+  const auto failed = service.Register("slow", [&](const LoadProgress& progress) {
+    if (stopped || progress.done_bytes == 0) return;
+    for (const pid_t loader : service.Loaders()) stopped = kill(loader, SIGSTOP) == 0;
+  });
+
+  ASSERT_TRUE(stopped) << "the load was over before it could be caught";
+  EXPECT_THAT(failed, StatusIs(Reason::kLoaderStalled, HasSubstr("in LOADING at ")));
+  EXPECT_THAT(service.program().Errors(), HasSubstr("event=load.stalled"));
+  EXPECT_TRUE(Eventually([&] { return service.Loaders().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return service.CountMemfds() == memfds_before; }));
+  EXPECT_EQ(service.Health()->reserved_bytes(), 0);
 }
 
 TEST(DeathOfTheService, LeavesWhatIsMappedAndTellsTheEngine) {

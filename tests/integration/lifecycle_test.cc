@@ -1,11 +1,15 @@
 // From start to shutdown: one service a socket, leases that pin, and a quiet end.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 
+#include "common/base/unique_fd.h"
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
@@ -34,6 +38,33 @@ TEST(SecondService, IsRefusedAndLeavesTheFirstUndisturbed) {
   EXPECT_THAT(second.errors, HasSubstr("a service is already running on " + service.socket()));
   EXPECT_FALSE(weights->lease_lost());
   EXPECT_EQ(service.Health()->lease_count(), 1);
+  EXPECT_TRUE(service.Attach("small").ok());
+}
+
+TEST(Log, IsNotWaitedForThoughNobodyReadsIt) {
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  const UniqueFd read_end(fds[0]);
+  UniqueFd write_end(fds[1]);
+  ASSERT_GT(fcntl(write_end.get(), F_SETPIPE_SZ, 4096), 0);
+  Service service({}, write_end.get());
+  write_end.reset();
+  WriteSmallModel(service);
+  for (int i = 0; i < 100; ++i) ASSERT_THAT(service.Unregister("0123abcd", false), StatusIs(Reason::kWeightSetUnknown));
+  ASSERT_THAT(service.Register("small"), IsOk()) << "a loader that waits for its log";
+  EXPECT_TRUE(service.Attach("small").ok());
+  service.program().Kill(SIGTERM);
+  EXPECT_TRUE(service.program().Wait().success());
+}
+
+TEST(Limits, ABrokerServesAndHasModelsLoadedWithFewOpenFiles) {
+  const TemporaryFolder folder;
+  const std::string broker = folder / "broker";
+  WriteFile(broker, "#!/bin/sh\nulimit -n 256\nexec " WEIGHTBROKER_BIN_DIR "/weightbroker-broker \"$@\"\n");
+  std::filesystem::permissions(broker, std::filesystem::perms::owner_all);
+  const Service service({"--broker_path=" + broker});
+  WriteSmallModel(service);
+  ASSERT_THAT(service.Register("small"), IsOk());
   EXPECT_TRUE(service.Attach("small").ok());
 }
 

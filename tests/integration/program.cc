@@ -20,12 +20,12 @@ UniqueFd CreateFile(const std::string& path) {
 
 }  // namespace
 
-Program::Program(const std::string& name, const std::vector<std::string>& arguments) {
+Program::Program(const std::string& name, const std::vector<std::string>& arguments, int errors_fd) {
   const UniqueFd output = CreateFile(folder_ / "stdout");
   const UniqueFd errors = CreateFile(folder_ / "stderr");
   auto child = Spawn({.path = std::string(WEIGHTBROKER_BIN_DIR) + "/" + name,
                       .arguments = arguments,
-                      .fds = {{output.get(), 1}, {errors.get(), 2}}});
+                      .fds = {{output.get(), 1}, {errors_fd < 0 ? errors.get() : errors_fd, 2}}});
   if (!child.ok()) {
     fprintf(stderr, "%s\n", child.status().ToString().c_str());
     abort();

@@ -25,8 +25,9 @@ inline constexpr std::chrono::seconds kPatience{60};  // for what takes a second
 
 class Program {
  public:
-  // Starts build/<preset>/bin/<name>. Ends the test program if it cannot be started.
-  Program(const std::string& name, const std::vector<std::string>& arguments);
+  // Starts build/<preset>/bin/<name>. Ends the test program if it cannot be started. If `errors_fd` is given it is the
+  // program's stderr, and Errors knows nothing of it.
+  Program(const std::string& name, const std::vector<std::string>& arguments, int errors_fd = -1);
 
   pid_t pid() const { return child_->pid(); }
   int pidfd() const { return child_->pidfd(); }

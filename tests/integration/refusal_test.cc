@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <string>
 
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
+#include "tests/unit/endpoint/socket_client.h"
 
 namespace weightbroker::testing {
 namespace {
@@ -20,6 +22,20 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Key;
+
+TEST(Garbage, InACallsHeadersIsSaidInOurLogAndOnlyToWhoDebugs) {
+  Service service({"--log_level=debug"});
+  const UniqueFd client = Connect(service.socket());
+  // The preface with its SETTINGS, then a call with the header "te: bogus", of which gRPC says a line for anybody's
+  // asking.
+  Send(client, std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0\0\0\xa\1\4\0\0\0\1", 42) +
+                   std::string("\0\2te\5bogus", 10));
+  EXPECT_TRUE(Eventually([&] { return service.program().Errors().find("event=grpc.log") != std::string::npos; }));
+  std::istringstream lines(service.program().Errors());
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_THAT(line, HasSubstr(line.find("grpc") == std::string::npos ? " program=" : " level=debug program=broker "));
+  }
+}
 
 class ChangingFileTest : public ::testing::Test {
  protected:

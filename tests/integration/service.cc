@@ -66,11 +66,11 @@ bool IsMemfd(const std::filesystem::path& descriptor) {
 
 }  // namespace
 
-Service::Service(const std::vector<std::string>& flags) : socket_(folder_ / "weightbroker.sock") {
+Service::Service(const std::vector<std::string>& flags, int errors_fd) : socket_(folder_ / "weightbroker.sock") {
   std::filesystem::create_directory(folder_ / "models");
   program_ = std::make_unique<Program>(
       "weightbrokerd",
-      WithMetrics(Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models")}, flags)));
+      WithMetrics(Join({"--socket", socket_, "--model_roots", "models=" + (folder_ / "models")}, flags)), errors_fd);
   connection_ = *Connection::Open({.socket_path = socket_});
   if (!connection_->WaitUntilConnected(DeadlineIn(kPatience)).ok() || !Health().ok()) {
     fprintf(stderr, "the service does not answer:\n%s\n", program_->Errors().c_str());
@@ -109,6 +109,11 @@ absl::StatusOr<v1::WeightSet> Service::Register(const std::string& model,
                                                 const std::function<void(const LoadProgress&)>& on_progress) const {
   v1::RegisterRequest request;
   request.mutable_spec()->set_model(Model(model));
+  return Register(std::move(request), on_progress);
+}
+
+absl::StatusOr<v1::WeightSet> Service::Register(v1::RegisterRequest request,
+                                                const std::function<void(const LoadProgress&)>& on_progress) const {
   request.mutable_environment()->set_torch_version("any");
   request.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
   request.set_wait(true);
@@ -123,13 +128,19 @@ absl::StatusOr<v1::UnregisterResponse> Service::Unregister(const std::string& fi
 }
 
 Result<MappedWeights> Service::Attach(const std::string& model, const std::string& torch_version) const {
+  WeightSpec spec;
+  spec.model = Model(model);
+  return AttachRank(spec, 0, torch_version);
+}
+
+Result<MappedWeights> Service::AttachRank(const WeightSpec& spec, int32_t rank,
+                                          const std::string& torch_version) const {
   ClientOptions options;
   options.mode = Mode::kClient;
   options.torch_version = torch_version;
   options.socket_path = socket_;
-  WeightSpec spec;
-  spec.model = Model(model);
   AttachOptions attach;
+  attach.rank = rank;
   attach.fallback = Fallback::kFail;
   return Client::Create(options)->Attach(spec, attach);
 }

@@ -23,8 +23,9 @@ namespace weightbroker::testing {
 
 class Service {
  public:
-  // Starts it with these flags besides socket and model root, and waits until it answers.
-  explicit Service(const std::vector<std::string>& flags = {});
+  // Starts it with these flags besides socket and model root, and waits until it answers. `errors_fd` is as for
+  // Program.
+  explicit Service(const std::vector<std::string>& flags = {}, int errors_fd = -1);
 
   Program& program() { return *program_; }
   const std::string& socket() const { return socket_; }
@@ -43,10 +44,15 @@ class Service {
   absl::StatusOr<v1::HealthResponse> Health() const;
   absl::StatusOr<v1::WeightSet> Register(const std::string& model,
                                          const std::function<void(const LoadProgress&)>& on_progress = nullptr) const;
+  // The same for a request as it is, with `wait` set.
+  absl::StatusOr<v1::WeightSet> Register(v1::RegisterRequest request,
+                                         const std::function<void(const LoadProgress&)>& on_progress = nullptr) const;
   absl::StatusOr<v1::UnregisterResponse> Unregister(const std::string& fingerprint, bool force) const;
 
   // Attaches this process. It fails where the service cannot give the weights.
   Result<MappedWeights> Attach(const std::string& model, const std::string& torch_version = "any") const;
+  Result<MappedWeights> AttachRank(const WeightSpec& spec, int32_t rank,
+                                   const std::string& torch_version = "any") const;
 
   // Every process of the service: the one that was started and all that descend from it.
   std::vector<pid_t> Processes() const;

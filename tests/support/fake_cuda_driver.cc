@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/device/kernels/digest_tiles.h"
+#include "common/device/kernels/scatter_runs.h"
 
 namespace weightbroker::testing {
 namespace {
@@ -470,6 +471,10 @@ void FakeCudaDriver::RunUntil(Stream& stream, int64_t position) {
 }
 
 CudaResult FakeCudaDriver::Enqueue(CudaStream stream, std::function<void()> work) {
+  if (stream == nullptr) {  // the context's own, of which nobody may expect that it waits for the others
+    work();
+    return kCudaSuccess;
+  }
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return kCudaInvalidHandle;
   found->second.work.push_back(std::move(work));
@@ -522,6 +527,18 @@ CudaResult FakeCudaDriver::MemcpyHtoDAsync(CudaDevicePtr to, const void* from, s
   return Enqueue(stream, [=] { std::memcpy(Pointer(to), from, size_bytes); });
 }
 
+CudaResult FakeCudaDriver::MemcpyHtoDRowsAsync(const CudaRows& rows, CudaStream stream) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuMemcpy2DAsync"); result != kCudaSuccess) return result;
+  if (rows.row_bytes > rows.to_pitch || rows.row_bytes > rows.from_pitch) return kCudaInvalidValue;
+  return Enqueue(stream, [=] {
+    for (size_t row = 0; row < rows.rows; ++row) {
+      std::memcpy(Pointer(rows.to + row * rows.to_pitch),
+                  static_cast<const std::byte*>(rows.from) + row * rows.from_pitch, rows.row_bytes);
+    }
+  });
+}
+
 CudaResult FakeCudaDriver::MemcpyDtoHAsync(void* to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuMemcpyDtoHAsync"); result != kCudaSuccess) return result;
@@ -545,7 +562,7 @@ CudaResult FakeCudaDriver::ModuleLoadData(const void* image, CudaModule* module)
   if (const CudaResult result = EnterWithContext("cuModuleLoadData"); result != kCudaSuccess) return result;
   if (image == nullptr) return kCudaInvalidValue;
   *module = NewObject();
-  modules_[*module] = {};
+  modules_.insert(*module);
   return kCudaSuccess;
 }
 
@@ -557,17 +574,27 @@ CudaResult FakeCudaDriver::ModuleUnload(CudaModule module) {
 CudaResult FakeCudaDriver::ModuleGetFunction(CudaModule module, const char* name, CudaFunction* function) {
   MutexLock lock(mutex_);
   if (const CudaResult result = Enter("cuModuleGetFunction"); result != kCudaSuccess) return result;
-  const auto found = modules_.find(module);
-  if (found == modules_.end()) return kCudaInvalidHandle;
-  if (std::strcmp(name, wbd1::kDigestKernelName) != 0) return kCudaNotFound;
-  *function = found->second.emplace(name, NewObject()).first->second;
+  if (modules_.count(module) == 0) return kCudaInvalidHandle;
+  const std::string text = name;
+  if (text != wbd1::kDigestKernelName && text != kScatterKernelName) return kCudaNotFound;
+  *function = NewObject();
+  functions_[*function] = text;
   return kCudaSuccess;
 }
 
-CudaResult FakeCudaDriver::LaunchKernel(CudaFunction, const CudaLaunch& launch, CudaStream stream, void** parameters) {
+CudaResult FakeCudaDriver::LaunchKernel(CudaFunction function, const CudaLaunch& launch, CudaStream stream,
+                                        void** parameters) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuLaunchKernel"); result != kCudaSuccess) return result;
-  if (launch.block_threads != wbd1::kDigestThreads || launch.grid_blocks == 0) return kCudaInvalidValue;
+  const auto name = functions_.find(function);
+  if (name == functions_.end() || launch.grid_blocks == 0) return kCudaInvalidValue;
+  if (name->second == kScatterKernelName) {
+    const ScatterRuns runs = *static_cast<ScatterRuns*>(parameters[0]);
+    return Enqueue(stream, [=] {
+      for (int64_t i = 0; i < runs.run_count * runs.run_elements; ++i) ScatterElement(runs, i);
+    });
+  }
+  if (launch.block_threads != wbd1::kDigestThreads) return kCudaInvalidValue;
   const auto* const ranges =
       static_cast<const wbd1::DigestRange*>(Pointer(*static_cast<CudaDevicePtr*>(parameters[0])));
   const auto range_count = *static_cast<int64_t*>(parameters[1]);

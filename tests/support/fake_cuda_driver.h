@@ -100,6 +100,7 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult EventRecord(CudaEvent event, CudaStream stream) override;
   CudaResult EventSynchronize(CudaEvent event) override;
   CudaResult MemcpyHtoDAsync(CudaDevicePtr to, const void* from, size_t size_bytes, CudaStream stream) override;
+  CudaResult MemcpyHtoDRowsAsync(const CudaRows& rows, CudaStream stream) override;
   CudaResult MemcpyDtoHAsync(void* to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) override;
   CudaResult MemcpyDtoDAsync(CudaDevicePtr to, CudaDevicePtr from, size_t size_bytes, CudaStream stream) override;
   CudaResult MemsetD8Async(CudaDevicePtr to, uint8_t value, size_t size_bytes, CudaStream stream) override;
@@ -155,7 +156,8 @@ class FakeCudaDriver : public CudaDriver {
   std::set<void*> pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaStream, Stream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaEvent, Event> events_ ABSL_GUARDED_BY(mutex_);
-  std::map<CudaModule, std::map<std::string, CudaFunction>> modules_ ABSL_GUARDED_BY(mutex_);
+  std::set<CudaModule> modules_ ABSL_GUARDED_BY(mutex_);
+  std::map<CudaFunction, std::string> functions_ ABSL_GUARDED_BY(mutex_);  // names of kernels
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

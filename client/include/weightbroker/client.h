@@ -20,6 +20,7 @@
 
 #include "weightbroker/export.h"
 #include "weightbroker/mapped_weights.h"
+#include "weightbroker/publisher.h"
 #include "weightbroker/status.h"
 
 namespace weightbroker {
@@ -75,10 +76,17 @@ struct ClientOptions {
 // Which weights are meant. Everything in it is part of the fingerprint.
 struct WeightSpec {
   std::string model;                 // a folder, absolute, or "name:relative/path" under a model root
-  int32_t tensor_parallel_size = 1;  // this version knows 1
-  std::string quantization;          // "none", "fp8", or empty for what the checkpoint declares
-  std::string dtype;                 // "BF16", "F16", "F32", or empty for the checkpoint's own
-  std::string layout;                // empty: "hf", the checkpoint's own names
+  int32_t tensor_parallel_size = 1;  // over how many ranks each weight is split
+  std::string quantization;  // "none", "fp8", "fp8_block" (while it is loaded), or empty for the checkpoint's own
+  std::string dtype;         // "BF16", "F16", "F32", or empty for the checkpoint's own
+  std::string layout;        // "hf" (or empty), the checkpoint's names; "fused"; "engine", an engine's own
+  int32_t pipeline_parallel_size = 1;            // over how many stages the layers are split
+  int32_t expert_parallel_size = 1;              // over how many groups the experts are split
+  int32_t data_parallel_size = 1;                // how many replicas there are of everything but the experts
+  std::string mtp_layers;                        // of multi-token prediction: "keep" (or empty) or "drop"
+  std::vector<std::string> unquantized_modules;  // which "fp8_block" leaves as they are
+  std::string engine;                            // with layout "engine", and only then: whose
+  std::string engine_version;                    // and of which version
 };
 
 struct LoadProgress {
@@ -117,6 +125,8 @@ struct AttachOptions {
   std::chrono::milliseconds deadline{10'000};
   // For the service to load the weights, where register_if_missing asks for it.
   std::chrono::milliseconds load_deadline{3'600'000};
+  // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
+  // only others.
   int32_t rank = 0;
   // The engine's GPU, as this process counts (torch's cuda:N); -1 for weights in host memory. Weights that lie on
   // another GPU are refused, though the driver could map them: every access would go over the link between the two.
@@ -145,6 +155,16 @@ struct AttachOptions {
   std::function<void(const LeaseEvent&)> on_lease_event;
 };
 
+struct PublishOptions {
+  // Of these, what is for attaching: rank, deadline, prefault, ...; load_deadline is for another engine to publish.
+  AttachOptions attach;
+  // How many bytes there will be in all, where that is known: one slab for them all. 0: slabs are added as they are
+  // needed.
+  int64_t expected_bytes = 0;
+  // Every tensor that there will be, aliases with `alias_of`, where that is known: something else is then refused.
+  std::vector<TensorToPublish> promise;
+};
+
 class WEIGHTBROKER_EXPORT Client {
  public:
   // Checks the options and, unless in Mode::kOff, begins to connect without waiting: that no service answers is found,
@@ -169,6 +189,15 @@ class WEIGHTBROKER_EXPORT Client {
   // GPU_UNAVAILABLE, DRIVER_TOO_OLD, DEVICE_UNKNOWN, CUDA_ERROR; and from disk MEMORY_EXHAUSTED with need, have and
   // who holds the rest.
   Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options = {}) const;
+
+  // Attaches to weights that an engine has published, or has `load` publish them: of many engines that do this at once
+  // one does, and the others wait and attach. `spec.layout` is "engine". `load` puts every tensor into the publisher
+  // and returns ok, and all that it was given goes when it returns; what it fails with comes back, and nothing is left.
+  // If the engine that publishes ends, another one's `load` is called. Fails as Attach does (there is no fallback to
+  // disk), with MODE_OFF, PROMISE_BROKEN, MEMORY_EXHAUSTED, ...
+  using Loader = std::function<Status(Publisher&)>;
+  Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Loader& load,
+                                        const PublishOptions& options = {}) const;
 
  private:
   explicit Client(std::shared_ptr<client::ClientState> state);

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "weightbroker/export.h"
@@ -66,16 +67,31 @@ class Dimensions {
 
 using TensorDigest = std::array<unsigned char, 16>;
 
+// What a tensor is to the module that it belongs to, with the numbers of weightbroker.v1.TensorKind.
+enum class TensorKind : int32_t {
+  kUnspecified = 0,  // nobody said: it comes from a checkpoint
+  kParameter = 1,
+  kBuffer = 2,
+  kNonPersistentBuffer = 3,  // one that the module's state does not list
+};
+
+// What the engine that published a tensor wants to be known of it: a name and a value, as it gave them.
+using TensorNote = std::pair<std::string_view, std::string_view>;
+
 struct WEIGHTBROKER_EXPORT Tensor {
   std::string_view name;
   DataType dtype = DataType::kUnspecified;
   Dimensions shape;
-  // Aligned to 256 bytes; elements are contiguous in row-major order. An address of the device that the weights lie on
+  // Aligned to 256 bytes, but for a part of another tensor. An address of the device that the weights lie on
   // (MappedWeights::device): what lies on a GPU cannot be read by the host. Null if size_bytes is 0.
   const std::byte* data = nullptr;
-  int64_t size_bytes = 0;     // 0 for a tensor with a zero dimension
-  std::string_view alias_of;  // the tensor whose memory this one shares (tied weights); empty otherwise
+  int64_t size_bytes = 0;     // from the first element to the last; 0 for a tensor with a zero dimension
+  std::string_view alias_of;  // the tensor whose memory, or a part of it, this one shares; empty otherwise
   TensorDigest digest = {};   // wbd1, see docs/manifest-format.md
+
+  Dimensions stated_strides;  // in elements; empty for elements that are contiguous in row-major order
+  TensorKind kind = TensorKind::kUnspecified;
+  std::vector<TensorNote> metadata;  // sorted by name; only of published tensors
 
   // The distance between neighbours along each dimension, in elements, as torch counts strides.
   std::vector<int64_t> Strides() const;

@@ -46,14 +46,14 @@ inline at::ScalarType ToScalarType(DataType dtype);
 // Where the weights lie, in torch's words.
 inline at::Device ToTorchDevice(const MappedWeights& weights);
 
-// `tensor`, which is one of `weights`, as a contiguous torch tensor of the same address.
+// `tensor`, which is one of `weights`, as a torch tensor of the same address and strides.
 // DTYPE_UNSUPPORTED for a type that torch does not have; TORCH_ERROR with what torch threw.
 inline Result<at::Tensor> ToTorch(const MappedWeights& weights, const Tensor& tensor);
 
 // The tensor of that name. TENSOR_UNKNOWN if there is none.
 inline Result<at::Tensor> ToTorch(const MappedWeights& weights, std::string_view name);
 
-// All tensors, in the order of weights.tensors(). An alias shares its tensor's storage.
+// All tensors, in the order of weights.tensors(). An alias shares its tensor's storage, unless its type is another.
 inline Result<std::vector<at::Tensor>> ToTorch(const MappedWeights& weights);
 
 struct BindOptions {
@@ -109,7 +109,9 @@ class Wrapper {
 
   // The type has been checked. The device is given, or torch would ask the driver about each address.
   at::Tensor Wrap(const Tensor& tensor) const {
+    const at::IntArrayRef strides(tensor.stated_strides.data(), tensor.stated_strides.size());
     return at::for_blob(const_cast<std::byte*>(tensor.data), SizesOf(tensor))
+        .strides(tensor.stated_strides.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(strides))
         .deleter([keep_alive = keep_alive_](void*) mutable { keep_alive.reset(); })
         .target_device(device_)
         .options(at::TensorOptions().dtype(ToScalarType(tensor.dtype)).device(device_))
@@ -120,6 +122,12 @@ class Wrapper {
   std::shared_ptr<const void> keep_alive_;
   at::Device device_;
 };
+
+// `alias` as a view of the tensor whose memory, or a part of it, it shares.
+inline at::Tensor ViewOf(const at::Tensor& target, const Tensor& target_row, const Tensor& alias) {
+  const int64_t offset_bytes = alias.data - target_row.data;
+  return target.as_strided(SizesOf(alias), alias.Strides(), offset_bytes / DataTypeBytes(alias.dtype));
+}
 
 // A parameter or buffer of a module.
 struct Slot {
@@ -321,10 +329,12 @@ inline Result<std::vector<at::Tensor>> ToTorch(const MappedWeights& weights) {
       tensors.push_back(tensor.alias_of.empty() ? wrapper.Wrap(tensor) : at::Tensor());
     }
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const Tensor& tensor = first[i];
-      if (tensor.alias_of.empty()) continue;
-      const auto target = static_cast<size_t>(weights.Find(tensor.alias_of) - first);
-      tensors[i] = tensors[target].view(torch_internal::SizesOf(tensor));
+      const Tensor& alias = first[i];
+      if (alias.alias_of.empty()) continue;
+      const Tensor* const target = weights.Find(alias.alias_of);
+      const bool is_view = target->dtype == alias.dtype && alias.size_bytes > 0;
+      tensors[i] = is_view ? torch_internal::ViewOf(tensors[static_cast<size_t>(target - first)], *target, alias)
+                           : wrapper.Wrap(alias);
     }
     return Result<std::vector<at::Tensor>>(std::move(tensors));
   });

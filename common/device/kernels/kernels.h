@@ -5,5 +5,6 @@
 namespace weightbroker {
 
 const void* DigestKernelImage();
+const void* ScatterKernelImage();
 
 }  // namespace weightbroker

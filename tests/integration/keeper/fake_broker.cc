@@ -4,7 +4,7 @@
 // on flags that it does not know. Once it has been welcomed it is ready and reports "ready" and what it inherited; each
 // command is answered by one packet. Flags for how it begins: --mute says nothing to the keeper, --unready is welcomed
 // and not ready,
-// --hello_version=N says only a hello of that version, --exit=N ends at once.
+// --hello_version=N says only a hello of that version, --exit=N ends at once, --die_of=KEY dies of that entry.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -111,7 +111,6 @@ class FakeBroker {
     if (Has("--hello_version")) return SayHello(static_cast<uint16_t>(std::stoi(flags_["--hello_version"])));
     KeeperClientOptions options;
     options.alive = [this] { return !sick_; };
-    options.on_exited = [this](pid_t pid, int status) { OnExited(pid, status); };
     options.on_disconnected = [] { _exit(7); };
     auto client = Has("--keeper_fd") ? KeeperClient::FromFd(UniqueFd(std::stoi(flags_["--keeper_fd"])), options)
                                      : KeeperClient::FromPath(flags_["--connect"], options);
@@ -119,9 +118,19 @@ class FakeBroker {
     client_ = *std::move(client);
     KeeperInheritance inheritance = client_->TakeInheritance();
     listening_ = std::move(inheritance.listening_socket);
+    TakeUp(inheritance.entries);
     inherited_ = Describe(inheritance.entries);
+    if (inheritance.dropped_entries > 0) inherited_ += " dropped:" + std::to_string(inheritance.dropped_entries);
     if (Has("--unready")) return "unready " + inherited_;
     return client_->Ready().ok() ? "ready " + inherited_ : "not ready";
+  }
+
+  void TakeUp(const std::vector<KeeperEntry>& entries) {
+    for (const KeeperEntry& entry : entries) {
+      client_->TakingUp(entry.key).IgnoreError();
+      if (Has("--die_of") && flags_["--die_of"] == entry.key) raise(SIGKILL);
+    }
+    client_->TakingUp("").IgnoreError();
   }
 
   std::string SayHello(uint16_t version) {
@@ -141,10 +150,11 @@ class FakeBroker {
     if (verb == "half") return PutHalf(words);
     if (verb == "drop") return Drop(words);
     if (verb == "spawn") return Spawn(words);
+    if (verb == "detach") return Detach(words);
     if (verb == "exited") return WaitForExited();
     if (verb == "accept") return Accept();
-    if (verb == "sick") {
-      sick_ = true;
+    if (verb == "sick" || verb == "well") {
+      sick_ = verb == "sick";
       return "ok";
     }
     if (verb == "ready") return client_->Ready().ok() ? "ok" : "not ready";
@@ -198,25 +208,26 @@ class FakeBroker {
     const UniqueFd request = MakeSlab("request", 0);
     auto loader = client_->SpawnLoader(arguments, request.get());
     if (!loader.ok()) return std::string(loader.status().message());
-    loaders_.push_back(std::move(loader->control_socket));
-    auto said = ReceiveMessage(loaders_.back().get(), std::chrono::seconds(5));
-    return std::to_string(loader->pid) + " " + (said.ok() ? said->bytes : "nothing");
+    loaders_.push_back(*std::move(loader));
+    auto said = ReceiveMessage(loaders_.back().control_socket.get(), std::chrono::seconds(5));
+    return std::to_string(loaders_.back().pid) + " " + (said.ok() ? said->bytes : "nothing");
   }
 
-  void OnExited(pid_t pid, int status) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    exited_ = std::to_string(pid) + " " + std::to_string(status);
+  // Detaches the loader that was spawned last, and puts its control socket into an entry.
+  std::string Detach(std::istringstream& words) {
+    pid_t pid = 0;
+    std::string key;
+    words >> pid >> key;
+    if (const absl::Status status = client_->DetachLoader(pid); !status.ok()) return std::string(status.message());
+    const int fds[] = {loaders_.back().control_socket.get()};
+    const absl::Status status = client_->Put(key, "exporter", fds);
+    return status.ok() ? "ok" : std::string(status.message());
   }
 
+  // Of the last loader.
   std::string WaitForExited() {
-    for (int i = 0; i < 500; ++i) {
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!exited_.empty()) return exited_;
-      }
-      usleep(10'000);
-    }
-    return "none";
+    const std::optional<int> status = loaders_.back().end->Wait(std::chrono::seconds(5));
+    return status.has_value() ? std::to_string(loaders_.back().pid) + " " + std::to_string(*status) : "none";
   }
 
   // Takes one connection to the service's socket and says who took it.
@@ -239,10 +250,8 @@ class FakeBroker {
   UniqueFd listening_;
   std::unique_ptr<KeeperClient> client_;
   std::string inherited_;
-  std::vector<UniqueFd> loaders_;
+  std::vector<KeeperLoader> loaders_;
   std::atomic<bool> sick_ = false;
-  std::mutex mutex_;
-  std::string exited_;
 };
 
 }  // namespace

@@ -130,9 +130,10 @@ class KeeperHarness {
   std::string socket() const { return Path("service.sock"); }
   std::string keeper_socket() const { return Path("keeper.sock"); }
 
-  // `broker_flags` are the fake broker's: see fake_broker.cc.
+  // `broker_flags` are the fake broker's: see fake_broker.cc. `log_fd`, if given, is stderr, of which Log knows
+  // nothing.
   void StartKeeper(std::vector<std::string> more_arguments, const std::string& broker_flags = "",
-                   const std::string& program = WEIGHTBROKER_BIN_DIR "/weightbrokerd") {
+                   const std::string& program = WEIGHTBROKER_BIN_DIR "/weightbrokerd", int log_fd = -1) {
     std::vector<std::string> arguments = {"--socket=" + socket(),
                                           "--broker_path=" WEIGHTBROKER_BIN_DIR "/weightbroker-fake-broker",
                                           "--loader_path=" WEIGHTBROKER_BIN_DIR "/weightbroker-fake-loader"};
@@ -144,7 +145,7 @@ class KeeperHarness {
     }
     SetBrokerFlags(broker_flags);
     const UniqueFd log(open(Path("log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-    auto child = Spawn({.path = program, .arguments = arguments, .fds = {{log.get(), 2}}});
+    auto child = Spawn({.path = program, .arguments = arguments, .fds = {{log_fd < 0 ? log.get() : log_fd, 2}}});
     ASSERT_TRUE(child.ok()) << child.status();
     keeper_.emplace(*std::move(child));
   }

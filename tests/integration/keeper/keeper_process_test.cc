@@ -108,6 +108,47 @@ TEST_F(KeeperProcessTest, LeavesNoDescriptorZombieOrMemoryBehindAfterAThousandRe
 #endif
 }
 
+TEST_F(KeeperProcessTest, GoesOnThoughNobodyReadsItsLog) {
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  const UniqueFd read_end(fds[0]);
+  UniqueFd write_end(fds[1]);
+  ASSERT_GT(fcntl(write_end.get(), F_SETPIPE_SZ, 4096), 0);
+  harness_.StartKeeper({}, "", WEIGHTBROKER_BIN_DIR "/weightbrokerd", write_end.get());
+  write_end.reset();
+  FakeBrokerHandle broker = NextBrokerWith("");
+  for (int restart = 0; restart < 30; ++restart) {  // some 300 bytes each
+    broker.Kill();
+    broker = NextBrokerWith("");
+  }
+  EXPECT_EQ(harness_.StopKeeper(), 0);
+}
+
+// A program that is weightbrokerd with a limit of open files.
+std::string WithOpenFiles(const KeeperHarness& harness, int limit) {
+  const std::string path = harness.Path("limited");
+  std::ofstream(path) << "#!/bin/sh\nulimit -n " << limit << "\nexec " WEIGHTBROKER_BIN_DIR "/weightbrokerd \"$@\"\n";
+  EXPECT_EQ(chmod(path.c_str(), 0755), 0);
+  return path;
+}
+
+TEST_F(KeeperProcessTest, ServesWithFewOpenFilesAndSaysHowMuchItCanKeepThen) {
+  harness_.StartKeeper({}, "", WithOpenFiles(harness_, 256));
+  FakeBrokerHandle broker = NextBrokerWith("");
+  EXPECT_THAT(broker.Ask("spawn --exit=0"), HasSubstr("--request_fd=3"));
+  EXPECT_EQ(broker.Ask("put some value 100"), "ok");
+  EXPECT_THAT(broker.Ask("put more value 100"), HasSubstr("would hold 200 file descriptors; its limit is 128"));
+  broker.Kill();
+  NextBrokerWith("some=value:100");
+}
+
+TEST_F(KeeperProcessTest, SaysThatTooFewOpenFilesAreAllowed) {
+  harness_.StartKeeper({}, "", WithOpenFiles(harness_, 100));
+  EXPECT_EQ(harness_.keeper().Wait(testing::kPatience)->code, 1);
+  EXPECT_THAT(harness_.Log(),
+              HasSubstr("may have 100 open files (RLIMIT_NOFILE, hard) and needs at least 128: raise it"));
+}
+
 TEST_F(KeeperProcessTest, KillsAndReplacesABrokerThatHangs) {
   harness_.StartKeeper({"--broker_ping_interval=50ms", "--broker_ping_timeout=200ms"});
   FakeBrokerHandle broker = NextBrokerWith("");
@@ -124,6 +165,17 @@ TEST_F(KeeperProcessTest, KillsAndReplacesABrokerThatSaysItIsNotWell) {
   EXPECT_EQ(broker.Ask("sick"), "ok");
   NextBrokerWith("");
   EXPECT_TRUE(broker.WaitUntilGone());
+}
+
+TEST_F(KeeperProcessTest, LetsABrokerLiveThatIsWellAgainInTime) {
+  harness_.StartKeeper({"--broker_ping_interval=20ms", "--broker_ping_timeout=15s"});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  EXPECT_EQ(broker.Ask("sick"), "ok");
+  EXPECT_TRUE(harness_.WaitForLog("event=keeper.ping_not_answered"));
+  EXPECT_EQ(broker.Ask("well"), "ok");
+  EXPECT_TRUE(harness_.WaitForLog("event=keeper.ping_answered_late"));
+  EXPECT_TRUE(IsRunning(broker.pid()));
+  EXPECT_EQ(harness_.CountInLog("event=broker.killed"), 0);
 }
 
 TEST_F(KeeperProcessTest, LetsABrokerLiveThatAnswers) {
@@ -181,6 +233,33 @@ TEST_F(KeeperProcessTest, DoesNotEndWithABrokerOnceThereWasAnythingToKeep) {
   EXPECT_EQ(broker.Ask("put a value 1"), "ok");
   broker.Tell("quit 2");
   NextBrokerWith("a=value:1");
+}
+
+TEST_F(KeeperProcessTest, DropsAnEntryThatBrokerAfterBrokerDiesOfAndNoOther) {
+  harness_.StartKeeper({}, "--die_of=b");
+  FakeBrokerHandle broker = NextBrokerWith("");
+  for (const char* put : {"put a first 1", "put b poison 2", "put c last 1"}) EXPECT_EQ(broker.Ask(put), "ok");
+  const int fds = harness_.KeeperFds();
+  broker.Kill();
+  for (int attempt = 1; attempt <= 5; ++attempt) EXPECT_EQ(harness_.NextBroker().greeting(), "gone");
+  broker = NextBrokerWith("a=first:1 c=last:1 dropped:1");
+  EXPECT_EQ(harness_.CountInLog("event=entry.poisoned"), 1);
+  EXPECT_THAT(harness_.Log(), HasSubstr("key=b"));
+  EXPECT_EQ(harness_.KeeperFds(), fds - 2);
+  EXPECT_EQ(broker.Ask("put b new 1"), "ok");
+  broker.Kill();
+  EXPECT_EQ(harness_.NextBroker().greeting(), "gone");
+}
+
+TEST_F(KeeperProcessTest, DropsNothingThatABrokerWasNotTakingUp) {
+  harness_.StartKeeper({}, "--unready");
+  FakeBrokerHandle broker = harness_.NextBroker();
+  EXPECT_EQ(broker.Ask("put a value 1"), "ok");
+  for (int attempt = 1; attempt <= 7; ++attempt) {
+    broker.Kill();
+    broker = harness_.NextBroker();
+    EXPECT_EQ(broker.greeting(), "unready a=value:1");
+  }
 }
 
 TEST_F(KeeperProcessTest, TriesAgainWhenTheBrokersProgramCannotBeStarted) {
@@ -259,6 +338,47 @@ TEST_F(KeeperProcessTest, EndsTheLoadersOfABrokerThatHasEnded) {
   EXPECT_TRUE(Eventually([&] { return harness_.KeeperChildren().size() == 1; }));
 }
 
+TEST_F(KeeperProcessTest, LetsADetachedLoaderLiveUntilNobodyHasItsControlSocket) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const pid_t loader = std::stoi(broker.Ask("spawn"));
+  ASSERT_EQ(broker.Ask("detach " + std::to_string(loader) + " exporter"), "ok");
+  broker.Kill();
+  FakeBrokerHandle next = harness_.NextBroker();
+  EXPECT_THAT(next.greeting(), HasSubstr("exporter=exporter"));
+  next.Kill();
+  FakeBrokerHandle last = harness_.NextBroker();
+  EXPECT_TRUE(IsRunning(loader));
+  ASSERT_EQ(last.Ask("drop exporter"), "ok");
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(loader); }));
+}
+
+TEST_F(KeeperProcessTest, DoesNotDetachWhatIsNoLoaderOfTheBroker) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const std::string loader = std::to_string(std::stoi(broker.Ask("spawn")));
+  EXPECT_THAT(broker.Ask("detach 1 exporter"), HasSubstr("process 1 is no loader of this broker"));
+  ASSERT_EQ(broker.Ask("detach " + loader + " exporter"), "ok");
+  EXPECT_THAT(broker.Ask("detach " + loader + " exporter"), HasSubstr("is no loader of this broker"));
+}
+
+TEST_F(KeeperProcessTest, EndsDetachedLoadersToo) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const pid_t loader = std::stoi(broker.Ask("spawn --stubborn"));
+  ASSERT_EQ(broker.Ask("detach " + std::to_string(loader) + " exporter"), "ok");
+  kill(harness_.keeper_pid(), SIGTERM);
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(loader); }));
+}
+
+TEST_F(KeeperProcessTest, DoesNotCountDetachedLoadersAmongThoseThatRun) {
+  harness_.StartKeeper({"--max_loaders=1"});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const std::string loader = std::to_string(std::stoi(broker.Ask("spawn")));
+  ASSERT_EQ(broker.Ask("detach " + loader + " exporter"), "ok");
+  EXPECT_THAT(broker.Ask("spawn"), HasSubstr("--request_fd=3"));
+}
+
 TEST_F(KeeperProcessTest, SaysWhyALoaderCannotBeStarted) {
   const std::string loader = harness_.Path("loader");
   std::ofstream(loader) << "#!/nonexistent/interpreter\n";
@@ -308,7 +428,7 @@ TEST_F(KeeperProcessTest, RefusesASocketThatAnotherKeeperHas) {
   ASSERT_TRUE(second.ok());
   const auto exit = second->Wait(testing::kPatience);
   ASSERT_TRUE(exit.ok());
-  EXPECT_EQ(exit->code, 1);
+  EXPECT_EQ(exit->code, 4);
   EXPECT_TRUE(ConnectTo(harness_.socket(), SOCK_STREAM).valid());
 }
 

@@ -123,8 +123,9 @@ TEST_F(LeaseTest, AreLostWithAServiceThatHasLostItsWeights) {
 
   Program another("weightbrokerd", {"--socket", service_.socket(), "--model_roots",
                                     "models=" + service_.ModelFolder(""), "--metrics_address", ""});
+  ASSERT_TRUE(Eventually([&] { return service_.Health().ok(); })) << another.Errors();
 
-  ASSERT_TRUE(Eventually([&] { return weights->lease_lost(); }));
+  ASSERT_TRUE(Eventually([&] { return weights->lease_lost(); })) << another.Errors();
   // A broker that outlives its keeper by a moment still says goodbye.
   EXPECT_THAT(weights->lease_status().reason(), AnyOf("NOT_RESIDENT", "DRAINING"));
   EXPECT_TRUE(weights->Verify().ok());

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -232,6 +233,23 @@ TEST_F(SurvivalTest, ABrokerThatHasLostItsKeeperEndsAndEnginesGoOn) {
   }));
   EXPECT_THAT(keeper.Errors(), HasSubstr("the keeper has gone"));
   EXPECT_TRUE(held->Verify().ok());
+}
+
+TEST(Survival, ASetThatBrokerAfterBrokerDiesOfIsDroppedAndCanBeLoadedAnew) {
+  setenv("WEIGHTBROKER_TEST_CRASH_AT", "kept_entry:shard/", 1);
+  Service service;
+  unsetenv("WEIGHTBROKER_TEST_CRASH_AT");
+  WriteSmallModel(service);
+  ASSERT_THAT(service.Register("small"), IsOk());
+  const auto held = service.Attach("small");
+  ASSERT_TRUE(held.ok());
+  ASSERT_TRUE(KillBroker(service, SIGKILL));
+  ASSERT_TRUE(WaitForStatus(service, v1::HealthResponse::STATUS_IDLE)) << service.program().Errors();
+  EXPECT_THAT(service.program().Errors(), HasSubstr("event=entry.poisoned"));
+  EXPECT_TRUE(held->Verify().ok());
+  const auto again = RegisterInTheEnd(service, "small");
+  ASSERT_THAT(again, IsOk());
+  EXPECT_EQ(again->generation(), 2);
 }
 
 // ---- Two units: --keeper_socket.

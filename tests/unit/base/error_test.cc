@@ -35,6 +35,15 @@ TEST(Error, StaysUnderFourKibibytesWhateverItCarries) {
   EXPECT_EQ(GetErrorDetails(parsed).metadata.count("metadata_left_out"), 1u);
 }
 
+TEST(Error, IsUtf8WhateverItNames) {
+  // A strict client's parser refuses an ErrorInfo with any other bytes in it, reason and all.
+  const absl::Status error =
+      MakeError(Reason::kDeviceUnknown, "device \"\xc3\" is not there", {{"device\xff", "\xe2\x82"}});
+  const absl::Status parsed = ParseRpcStatus(SerializeRpcStatus(error));
+  EXPECT_THAT(parsed, StatusIs(Reason::kDeviceUnknown, HasSubstr("device \"\\xc3\" is")));
+  EXPECT_THAT(parsed, HasMetadata("device\\xff", "\\xe2\\x82"));
+}
+
 TEST(Error, RefusesBytesThatAreNoStatus) {
   EXPECT_THAT(ParseRpcStatus("\xff\xff\xff"), StatusIs(Reason::kProtocolError));
 }

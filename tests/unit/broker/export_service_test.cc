@@ -239,6 +239,23 @@ TEST_F(ExportServiceTest, SaysThatAFingerprintIsNotResident) {
   EXPECT_THAT(FailureOf(request), StatusIs(Reason::kNotResident, HasSubstr("0123abcd")));
 }
 
+TEST_F(ExportServiceTest, ChecksTheEnvironmentOfAFingerprintBeforeItLooksForTheSet) {
+  Start();
+  v1::ExportRequest request;
+  request.set_fingerprint("0123abcd");
+  request.mutable_environment();
+  EXPECT_THAT(FailureOf(request), StatusIs(Reason::kEnvironmentRequired));
+}
+
+TEST_F(ExportServiceTest, KeepsTheReasonOfAnErrorThatQuotesACharacterItWouldHaveCut) {
+  Start();
+  v1::ExportRequest request;
+  request.set_fingerprint(std::string(63, 'x') + "\xc3\xa9" + std::string(300, 'y'));
+  const absl::Status status = FailureOf(request);
+  EXPECT_THAT(status, StatusIs(Reason::kNotResident, HasSubstr("x\xc3\xa9yyy")));
+  EXPECT_THAT(GetErrorDetails(status).metadata.at("fingerprint"), HasSubstr(" more bytes)"));
+}
+
 TEST_F(ExportServiceTest, NeedsATarget) {
   Start();
   EXPECT_THAT(FailureOf({}), StatusIs(Reason::kInvalidArgument, HasSubstr("a spec or a fingerprint")));
@@ -268,7 +285,8 @@ TEST_F(ExportServiceTest, RefusesRanksAndHandleKindsThatAreNotThere) {
   EXPECT_THAT(FailureOf(request), AllOf(StatusIs(Reason::kRankOutOfRange), HasMetadata("rank_count", "1")));
   request = ExportRequestFor();
   request.add_handle_kinds(static_cast<v1::HandleKind>(7));
-  EXPECT_THAT(FailureOf(request), StatusIs(Reason::kHandleKindUnsupported));
+  EXPECT_THAT(FailureOf(request),
+              AllOf(StatusIs(Reason::kHandleKindUnsupported, HasSubstr("can map only 7")), HasMetadata("wanted", "7")));
 }
 
 TEST_F(ExportServiceTest, RefusesBytesThatAreNotARequest) {

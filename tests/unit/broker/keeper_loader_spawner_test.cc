@@ -40,6 +40,7 @@ class KeeperLoaderSpawnerTest : public ::testing::Test {
     loader.pid = child->pid();
     loader.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, child->pid(), 0)));
     loader.control_socket = std::move(control.first);
+    end_ = loader.end;
     child_.emplace(*std::move(child));
     return loader;
   }
@@ -53,14 +54,14 @@ class KeeperLoaderSpawnerTest : public ::testing::Test {
   }
 
   absl::StatusOr<SpawnedLoader> SpawnOne() {
-    spawner_.Start([this](const std::vector<std::string>&, int request_fd) { return StartSleeper(request_fd); });
+    KeeperLoaderSpawner spawner([this](const std::vector<std::string>&, int fd) { return StartSleeper(fd); });
     internal::v1::LoadRequest request;
     request.set_fingerprint("abc");
-    return spawner_.Spawn(request);
+    return spawner.Spawn(request);
   }
 
-  KeeperLoaderSpawner spawner_;
   std::optional<ChildProcess> child_;
+  std::shared_ptr<LoaderEnd> end_;
   std::string request_;
 };
 
@@ -72,21 +73,10 @@ TEST_F(KeeperLoaderSpawnerTest, HandsTheRequestOver) {
 
 TEST_F(KeeperLoaderSpawnerTest, SaysHowTheLoaderDied) {
   const auto loader = SpawnOne();
-  std::thread keeper([this] { spawner_.OnExited(child_->pid(), SIGSEGV); });
+  std::thread keeper([this] { end_->Set(SIGSEGV); });
   EXPECT_EQ(loader->process->WaitForEnd(kPatience), "killed by SIGSEGV");
   EXPECT_EQ(loader->process->WaitForEnd(milliseconds(0)), "killed by SIGSEGV");
   keeper.join();
-}
-
-TEST_F(KeeperLoaderSpawnerTest, KnowsAnEndThatCameBeforeTheLoaderWasHandedOver) {
-  spawner_.Start([this](const std::vector<std::string>&, int request_fd) {
-    auto loader = StartSleeper(request_fd);
-    spawner_.OnExited(loader->pid, 3 << 8);
-    return loader;
-  });
-  const auto loader = spawner_.Spawn({});
-  ASSERT_THAT(loader, IsOk());
-  EXPECT_EQ(loader->process->WaitForEnd(milliseconds(0)), "exit code 3");
 }
 
 TEST_F(KeeperLoaderSpawnerTest, DoesNotKnowTheEndOfOneThatRuns) {
@@ -104,31 +94,11 @@ TEST_F(KeeperLoaderSpawnerTest, KillsALoaderThatIsNotWantedAnyMore) {
   EXPECT_EQ(exit->signal, SIGKILL);
 }
 
-TEST_F(KeeperLoaderSpawnerTest, TakesNoLateNewsOfOneLoaderForThatOfTheNextWithItsNumber) {
-  pid_t pid = 0;
-  {
-    const auto loader = SpawnOne();
-    pid = child_->pid();
-  }
-  spawner_.OnExited(pid, SIGKILL);
-  spawner_.Start([this, pid](const std::vector<std::string>&, int request_fd) {
-    auto loader = StartSleeper(request_fd);
-    loader->pid = pid;  // as if the kernel had given the number again
-    return loader;
-  });
-  const auto next = spawner_.Spawn({});
-  EXPECT_EQ(next->process->WaitForEnd(milliseconds(10)), "");
-}
-
 TEST_F(KeeperLoaderSpawnerTest, SaysWhyTheKeeperStartsNone) {
-  spawner_.Start([](const std::vector<std::string>&, int) -> absl::StatusOr<KeeperLoader> {
+  KeeperLoaderSpawner spawner([](const std::vector<std::string>&, int) -> absl::StatusOr<KeeperLoader> {
     return MakeError(Reason::kKeeperRefused, "64 loaders are running");
   });
-  EXPECT_THAT(spawner_.Spawn({}), StatusIs(Reason::kKeeperRefused, HasSubstr("64 loaders")));
-}
-
-TEST_F(KeeperLoaderSpawnerTest, SpawnsNothingBeforeThereIsAKeeper) {
-  EXPECT_THAT(spawner_.Spawn({}), StatusIs(Reason::kServiceUnavailable));
+  EXPECT_THAT(spawner.Spawn({}), StatusIs(Reason::kKeeperRefused, HasSubstr("64 loaders")));
 }
 
 }  // namespace

@@ -35,6 +35,10 @@ ino_t InodeOf(const UniqueFd& fd) {
   return status.st_ino;
 }
 
+KeeperInheritance Inherit(std::vector<KeeperEntry> entries, int dropped_entries = 0) {
+  return {.listening_socket = {}, .entries = std::move(entries), .dropped_entries = dropped_entries};
+}
+
 class KeeperVaultTest : public ::testing::Test {
  protected:
   absl::Status Keep(ShardVault& vault, const NewWeightSet& set, const Shard& shard) {
@@ -69,7 +73,7 @@ TEST_F(KeeperVaultTest, GivesTheNextBrokerWhatThisOneWroteDown) {
     entries.push_back(keeper_.Take(key));
   }
 
-  KeeperVault next(client_.get(), std::move(entries));
+  KeeperVault next(client_.get(), Inherit(std::move(entries)));
   const Adoption adoption = next.TakeAdoption();
   EXPECT_EQ(adoption.dropped_entries, 0);
   ASSERT_THAT(adoption.sets, SizeIs(1));
@@ -98,7 +102,7 @@ TEST_F(KeeperVaultTest, PutsTheRecordOfACheckpointOfManyFilesIntoAMemfd) {
   EXPECT_THAT(entry.fds, SizeIs(3));
   std::vector<KeeperEntry> entries;
   entries.push_back(std::move(entry));
-  const Adoption adoption = KeeperVault(client_.get(), std::move(entries)).TakeAdoption();
+  const Adoption adoption = KeeperVault(client_.get(), Inherit(std::move(entries))).TakeAdoption();
   ASSERT_THAT(adoption.sets, SizeIs(1));
   EXPECT_THAT(adoption.sets[0].request.identity->files, SizeIs(201));
 }
@@ -125,9 +129,29 @@ TEST_F(KeeperVaultTest, HasTheKeeperForgetWhatDoesNotProveToBeRight) {
   std::vector<KeeperEntry> entries;
   entries.push_back({"shard/" + hash_ + "/0", "garbage", {}});
   entries.push_back({"what/is/this", "", {}});
-  KeeperVault next(client_.get(), std::move(entries));
+  KeeperVault next(client_.get(), Inherit(std::move(entries)));
   EXPECT_EQ(next.TakeAdoption().dropped_entries, 2);
   EXPECT_THAT(keeper_.dropped(), ElementsAre("shard/" + hash_ + "/0", "what/is/this"));
+}
+
+TEST_F(KeeperVaultTest, TellsTheKeeperWhichEntryItReadsAndThenWhichSetOrLoadIsTakenUp) {
+  const std::string other = MakeWeightSet("other").fingerprint.hash;
+  ASSERT_THAT(Keep(vault_, set_, *MakeKeptShard(0)), IsOk());
+  ASSERT_THAT(vault_.KeepLoad(MakeWeightSet("other"), 2), IsOk());
+  std::vector<KeeperEntry> entries;
+  for (const std::string& key : {ShardKey(hash_, 0), KeptKey(kLoadKind, other)}) entries.push_back(keeper_.Take(key));
+  KeeperVault next(client_.get(), Inherit(std::move(entries)));
+  next.TakeAdoption();
+  next.TakingUp(hash_);
+  next.TakingUp(other);
+  next.TakingUp("");
+  ASSERT_THAT(next.Forget(hash_, 0), IsOk());  // answered once all before it has been read
+  EXPECT_THAT(keeper_.taken_up(),
+              ElementsAre("shard/" + hash_ + "/0", "load/" + other, "", "shard/" + hash_ + "/0", "load/" + other, ""));
+}
+
+TEST_F(KeeperVaultTest, CountsWhatTheKeeperDroppedBecauseBrokersDiedOfIt) {
+  EXPECT_EQ(KeeperVault(client_.get(), Inherit({}, 3)).TakeAdoption().dropped_entries, 3);
 }
 
 TEST_F(KeeperVaultTest, HasTheKeeperForgetALoadThatHadEnded) {
@@ -135,7 +159,7 @@ TEST_F(KeeperVaultTest, HasTheKeeperForgetALoadThatHadEnded) {
   ASSERT_THAT(vault_.KeepLoad(set_, 1), IsOk());
   std::vector<KeeperEntry> entries;
   for (const std::string& key : {ShardKey(hash_, 0), KeptKey(kLoadKind, hash_)}) entries.push_back(keeper_.Take(key));
-  KeeperVault next(client_.get(), std::move(entries));
+  KeeperVault next(client_.get(), Inherit(std::move(entries)));
   const Adoption adoption = next.TakeAdoption();
   EXPECT_THAT(adoption.loads, IsEmpty());
   EXPECT_EQ(adoption.dropped_entries, 0);

@@ -25,6 +25,7 @@ namespace {
 using testing::FakeLoader;
 using testing::FakeLoaderSpawner;
 using testing::FakeShard;
+using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
 using testing::LoadsWell;
@@ -55,7 +56,8 @@ int CountOpenFds() {
 
 class LoadManagerTest : public ::testing::Test {
  protected:
-  void Start(FakeLoaderSpawner::Script script, int max_concurrent_loads = 2, int max_waiting_loads = 8) {
+  void Start(FakeLoaderSpawner::Script script, int max_concurrent_loads = 2, int max_waiting_loads = 8,
+             std::chrono::milliseconds stall_timeout = std::chrono::milliseconds(0)) {
     fds_before_ = CountOpenFds();
     registry_ = Registry::Create({.host_memory = [] { return HostMemory{int64_t{1} << 40, "machine"}; }});
     spawner_ = std::make_unique<FakeLoaderSpawner>(std::move(script));
@@ -65,6 +67,7 @@ class LoadManagerTest : public ::testing::Test {
                            .max_concurrent_loads = max_concurrent_loads,
                            .max_waiting_loads = max_waiting_loads,
                            .heartbeat = std::chrono::milliseconds(20),
+                           .stall_timeout = stall_timeout,
                            .on_finished = [this](const WeightSetRef&, const absl::Status&) { ++finished_; }});
   }
 
@@ -83,8 +86,9 @@ class LoadManagerTest : public ::testing::Test {
   }
 
   // Runs one load with `script` to its failure, and checks that it leaves nothing behind.
-  absl::Status FailureOf(FakeLoaderSpawner::Script script) {
-    Start(std::move(script));
+  absl::Status FailureOf(FakeLoaderSpawner::Script script,
+                         std::chrono::milliseconds stall_timeout = std::chrono::milliseconds(0)) {
+    Start(std::move(script), 2, 8, stall_timeout);
     const WeightSetView view = Await(Load());
     EXPECT_EQ(view.state, v1::WEIGHT_SET_STATE_FAILED);
     loads_->Shutdown();
@@ -252,6 +256,54 @@ TEST_F(LoadManagerTest, CountsEachLoadOnce) {
   Await(Load('b'));
   loads_->Shutdown();
   EXPECT_EQ(finished_, 2);
+}
+
+// ---- Loaders that stall.
+
+TEST_F(LoadManagerTest, KillsALoaderThatNeverPlans) {
+  EXPECT_THAT(FailureOf([](FakeLoader& loader) { loader.WaitForTheEnd(); }, std::chrono::milliseconds(100)),
+              StatusIs(Reason::kLoaderStalled, HasSubstr("in ALLOCATING at 0 of 0 bytes")));
+}
+
+TEST_F(LoadManagerTest, KillsALoaderThatStopsInMidLoadSayingHowFarItWas) {
+  const absl::Status failure = FailureOf(
+      [](FakeLoader& loader) {
+        loader.Plan(4096, 2);
+        loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+        loader.WaitForTheEnd();
+      },
+      std::chrono::milliseconds(100));
+  EXPECT_THAT(failure, StatusIs(Reason::kLoaderStalled, HasSubstr("--loader_stall_timeout")));
+  EXPECT_THAT(failure, HasMetadata("state", "LOADING"));
+  EXPECT_THAT(failure, HasMetadata("done_bytes", "100"));
+}
+
+TEST_F(LoadManagerTest, TakesNoRepetitionForProgress) {
+  EXPECT_THAT(FailureOf(
+                  [](FakeLoader& loader) {
+                    loader.Plan(4096, 2);
+                    for (int i = 0; i < 1'000; ++i) {
+                      loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+                      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    }
+                  },
+                  std::chrono::milliseconds(300)),
+              StatusIs(Reason::kLoaderStalled));
+}
+
+TEST_F(LoadManagerTest, LeavesALoaderAloneThatIsSlowAndGetsOn) {
+  const FakeShard shard = MakeFakeShard(2);
+  Start(
+      [&](FakeLoader& loader) {
+        loader.PlanFor(shard);
+        for (int i = 1; i <= 20; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          loader.Progress(v1::WEIGHT_SET_STATE_LOADING, i);
+        }
+        loader.HandOver(shard);
+      },
+      2, 8, std::chrono::milliseconds(1'500));
+  EXPECT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_RESIDENT);
 }
 
 // ---- Loaders that die.

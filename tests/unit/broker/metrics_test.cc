@@ -1,14 +1,19 @@
 #include "server/broker/metrics.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 #include "common/base/strings.h"
+#include "common/base/unique_fd.h"
 #include "tests/support/status_matchers.h"
 
 namespace weightbroker {
@@ -104,6 +109,7 @@ TEST(Metrics, ObserveTheDurationOfLoadsThatBecameResidentOnly) {
   Metrics metrics("1.2.3", SomeGauges);
   metrics.CountLoad(LoadResult::kResident, 2.0);
   metrics.CountLoad(LoadResult::kFailed, 9.0);
+  metrics.CountLoad(LoadResult::kStalled, 9.0);
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_load_seconds_count 1\n"));
 }
 
@@ -153,6 +159,21 @@ TEST(Metrics, CountWhatBecameOfWhatAnotherBrokerLeft) {
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"adopted\"} 2"));
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"restarted\"} 0"));
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_adoptions_total{result=\"dropped\"} 3"));
+}
+
+TEST(Metrics, CountLogLinesThatNobodyReads) {
+  signal(SIGPIPE, SIG_IGN);
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  close(fds[0]);
+  const UniqueFd before(dup(STDERR_FILENO));
+  dup2(fds[1], STDERR_FILENO);
+  close(fds[1]);
+  Log(LogLevel::kError, "test.line");
+  dup2(before.get(), STDERR_FILENO);
+  const std::string text = Metrics("1.2.3", SomeGauges).Render();
+  EXPECT_THAT(text, HasSubstr("# TYPE weightbroker_log_lines_dropped_total counter\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_log_lines_dropped_total 1\n"));
 }
 
 TEST(Metrics, SayWhichAddressCannotBeServed) {

@@ -128,18 +128,13 @@ TEST_F(RegisterServiceTest, RefusesAFileOfTheModelThatLeadsOutsideTheRoots) {
   EXPECT_THAT(Register(), StatusIs(Reason::kModelOutsideRoots, HasSubstr("secret.json")));
 }
 
-TEST_F(RegisterServiceTest, RefusesParallelismThatThisVersionHasNot) {
-  Start();
-  v1::RegisterRequest request = RegisterRequestFor();
-  request.mutable_spec()->set_tensor_parallel_size(2);
-  EXPECT_THAT(Register(request), StatusIs(Reason::kParallelismUnsupported));
-}
-
 TEST_F(RegisterServiceTest, RefusesDevicesThatItHasNot) {
   Start();
   v1::RegisterRequest request = RegisterRequestFor();
   request.add_devices("cuda:0");
   EXPECT_THAT(Register(request), StatusIs(Reason::kDeviceUnknown, HasSubstr("cuda:0")));
+  request.set_devices(0, std::string(63, 'x') + "\xc3\xa9");
+  EXPECT_THAT(Register(request), StatusIs(Reason::kDeviceUnknown, HasSubstr("x\xc3\xa9\"")));
   request.set_devices(0, "host");
   request.add_devices("host");
   EXPECT_THAT(Register(request), StatusIs(Reason::kInvalidArgument, HasSubstr("2 devices are named for 1 ranks")));

@@ -274,6 +274,28 @@ TEST_F(RegistryTest, RefusesMemoryThatTheMachineDoesNotHave) {
               AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("limited_by", "cgroup")));
 }
 
+TEST_F(RegistryTest, GrantsReservedHugePagesWhereLittleElseIsLeft) {
+  host_ = {.available_bytes = kGiB, .limited_by = "machine", .free_huge_page_bytes = 10 * kGiB};
+  const auto registry = Make();
+  const WeightSetRef first = Begin(*registry, "aa");
+  ASSERT_THAT(registry->GrantMemory(first, PlanOf(8 * kGiB, 8 * kGiB, 1)), IsOk());
+  // What the first will take is still free in the pool, and nothing of it comes out of what is available.
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "bb"), PlanOf(4 * kGiB, 4 * kGiB, 1)),
+              AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("have_bytes", absl::StrCat(kGiB))));
+  // It has taken its pages once it reads.
+  ASSERT_THAT(registry->ReportProgress(first, v1::WEIGHT_SET_STATE_LOADING, 0), IsOk());
+  host_.free_huge_page_bytes = 2 * kGiB;
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "cc"), PlanOf(2 * kGiB, 2 * kGiB, 1)), IsOk());
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "dd"), PlanOf(kGiB, kGiB, 1)), IsOk());
+}
+
+TEST_F(RegistryTest, CountsReservedHugePagesAgainstTheMemoryLimitToo) {
+  host_ = {.available_bytes = kGiB, .limited_by = "machine", .free_huge_page_bytes = 10 * kGiB};
+  const auto registry = Make(/*memory_limit_bytes=*/4 * kGiB);
+  EXPECT_THAT(registry->GrantMemory(Begin(*registry, "aa"), PlanOf(8 * kGiB, 8 * kGiB, 1)),
+              AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("limited_by", "memory_limit")));
+}
+
 TEST_F(RegistryTest, CountsMemoryThatALoadUnderWayWasGrantedAndHasNotFilledYet) {
   host_.available_bytes = 10 * kGiB;
   const auto registry = Make();

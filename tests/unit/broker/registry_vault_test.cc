@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -169,6 +171,50 @@ TEST_F(RegistryVaultTest, SaysThatASetIsNotForgottenAndReleasesItAtTheNextTry) {
   vault_.OnCall(nullptr);
   EXPECT_THAT(registry_->Release(set), IsOk());
   EXPECT_THAT(registry_->List(), IsEmpty());
+}
+
+TEST_F(RegistryVaultTest, ForgetsASetOnceThoughTwoReleaseItByForceAtOnce) {
+  const WeightSetRef set = MakeResident();
+  std::promise<void> forgetting;
+  std::promise<void> go_on;
+  std::atomic<int> calls{0};
+  vault_.OnCall([&](const std::string& call) {
+    if (call == "Forget 0" && ++calls == 1) {
+      forgetting.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  });
+  auto first = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  forgetting.get_future().wait();
+  auto second = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  go_on.set_value();
+  EXPECT_THAT(first.get(), IsOk());
+  EXPECT_THAT(second.get(), IsOk());
+  EXPECT_EQ(StateOf(set), v1::WEIGHT_SET_STATE_RELEASED);
+  // Once more would be the shards of the set that has been loaded since.
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(RegistryVaultTest, LetsASecondReleaseTryAgainWhatTheFirstCouldNotForget) {
+  const WeightSetRef set = MakeResident();
+  std::promise<void> forgetting;
+  std::promise<void> go_on;
+  std::atomic<int> calls{0};
+  vault_.OnCall([&](const std::string& call) {
+    if (call != "Forget 0" || ++calls > 1) return absl::OkStatus();
+    forgetting.set_value();
+    go_on.get_future().wait();
+    return MakeError(Reason::kKeeperRefused, "not now");
+  });
+  auto first = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  forgetting.get_future().wait();
+  auto second = std::async(std::launch::async, [&] { return registry_->ReleaseByForce(set).status(); });
+  go_on.set_value();
+  EXPECT_THAT(first.get(), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(second.get(), IsOk());
+  EXPECT_EQ(StateOf(set), v1::WEIGHT_SET_STATE_RELEASED);
 }
 
 TEST_F(RegistryVaultTest, ForgetsNothingThatIsLeased) {

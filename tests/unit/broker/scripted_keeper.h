@@ -64,6 +64,11 @@ class ScriptedKeeper {
     MutexLock lock(mutex_);
     return dropped_;
   }
+  // The keys that were being taken up, in their order.
+  std::vector<std::string> taken_up() {
+    MutexLock lock(mutex_);
+    return taken_up_;
+  }
 
  private:
   using Type = KeeperMessageType;
@@ -87,6 +92,9 @@ class ScriptedKeeper {
       const bool taken = Add(message, std::move(fds));
       if (message.part + 1 < message.parts) return;
       Send({.type = taken ? Type::kAck : Type::kNack, .request_id = message.request_id, .value = taken ? "" : "full"});
+    } else if (message.type == Type::kTakingUp) {
+      MutexLock lock(mutex_);
+      taken_up_.push_back(message.key);
     } else if (message.type == Type::kDrop) {
       {
         MutexLock lock(mutex_);
@@ -117,6 +125,7 @@ class ScriptedKeeper {
   Mutex mutex_;
   std::map<std::string, KeeperEntry> entries_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> taken_up_ ABSL_GUARDED_BY(mutex_);
   std::string refused_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -8,6 +8,7 @@
 
 #include "client/src/disk.h"
 #include "common/base/error.h"
+#include "common/memory/cuda_slab.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/fake_cuda_driver.h"
 #include "tests/support/fake_gpu_inventory.h"

@@ -101,9 +101,19 @@ TEST(Flags, RefusesAFlagWithoutItsValue) {
   EXPECT_THAT(Read({"--socket"}), StatusIs(Reason::kConfigurationInvalid, HasSubstr("--socket")));
 }
 
-TEST(Flags, HelpNamesEveryOne) {
+TEST(Flags, HelpNamesEveryOneThatIsForPeople) {
   const std::string help = FlagHelp("weightbrokerd");
-  for (const FlagRow& row : FlagRows()) EXPECT_THAT(help, HasSubstr(std::string("--") + row.name));
+  std::vector<std::string> left_out;
+  for (const FlagRow& row : FlagRows()) {
+    if (help.find(absl::StrCat("  --", row.name, *row.value_name != '\0' ? "=" : "\n")) == std::string::npos) {
+      left_out.push_back(row.name);
+    }
+  }
+  EXPECT_THAT(left_out, ElementsAre("listen_fd", "keeper_fd", "resume_fd", "check_resume"));
+}
+
+TEST(Flags, TakesNoInternalOneForTheNearest) {
+  EXPECT_THAT(Read({"--keeper_f=3"}), StatusIs(Reason::kConfigurationInvalid, Not(HasSubstr("--keeper_fd"))));
 }
 
 std::string ReadDocument() {
@@ -126,6 +136,11 @@ TEST_F(ConfigFile, IsAsDocumented) {
   const size_t begin = document.find("```json\n") + strlen("```json\n");
 
   EXPECT_THAT(ReadFile(document.substr(begin, document.find("```", begin) - begin)), IsOk());
+}
+
+TEST(ConfigFileExample, IsReadAsItIsInstalled) {
+  EXPECT_THAT(Read({"--config_file=" WEIGHTBROKER_TEST_DATA "/../../deploy/systemd/weightbroker.json.example"}),
+              IsOk());
 }
 
 TEST_F(ConfigFile, GivesWhatTheCommandLineDoesNot) {

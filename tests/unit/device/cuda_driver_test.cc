@@ -81,7 +81,7 @@ TEST(CudaConstants, AreThoseOfCudasOwnHeader) {
   EXPECT_EQ(kCudaStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
   EXPECT_EQ(kCudaEventDisableTiming, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
   EXPECT_EQ(kCudaIpcLazyPeerAccess, static_cast<unsigned>(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-  EXPECT_EQ(kCudaGranularityRecommended, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+  EXPECT_EQ(kCudaGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 }
 #endif
 

@@ -337,15 +337,18 @@ TEST_F(AcceptorTest, DropsWhoeverSaysNothingInTimeAndServesOthersMeanwhile) {
   for (int i = 0; i < 50; ++i) silent.push_back(Connect(path_));
   const UniqueFd half_preface = Connect(path_);
   Send(half_preface, kHttp2Preface.substr(0, 12));
+  const UniqueFd no_settings = Connect(path_);
+  Send(no_settings, kHttp2Preface.substr(0, 24));
   const UniqueFd half_ticket = Connect(path_);
   Send(half_ticket, TicketRequest(std::string(32, 't')).substr(0, 30));
 
   ExpectServing();
   EXPECT_EQ(Refusals(), 0);
 
-  EXPECT_TRUE(WaitForRefusal(refusal::kHandshakeTimeout, 52));
+  EXPECT_TRUE(WaitForRefusal(refusal::kHandshakeTimeout, 53));
   for (const UniqueFd& client : silent) EXPECT_TRUE(IsClosedWithin(client, kPatienceMs));
   EXPECT_TRUE(IsClosedWithin(half_preface, kPatienceMs));
+  EXPECT_TRUE(IsClosedWithin(no_settings, kPatienceMs));
   EXPECT_TRUE(IsClosedWithin(half_ticket, kPatienceMs));
   ExpectServing();
 }

@@ -193,6 +193,24 @@ TEST_F(EndpointTest, ServesCallsWhileOthersHangInTheirHandshake) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(450)) << "it waited for their time-out";
 }
 
+TEST_F(EndpointTest, LeavesAClientAloneThatHasConnectedAndCallsLater) {
+  Start();
+  const auto channel = NewChannel(path_);
+  ASSERT_TRUE(channel->WaitForConnected(std::chrono::system_clock::now() + seconds(10)));
+  std::this_thread::sleep_for(milliseconds(700));  // more than a handshake may take
+  EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
+  v1::HealthResponse response;
+  EXPECT_TRUE(Call(channel, &response).ok());
+}
+
+TEST_F(EndpointTest, DropsAClientThatSendsThePrefaceAndThenNothing) {
+  Start();
+  const UniqueFd client = Connect(path_);
+  Send(client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  EXPECT_TRUE(testing::IsClosedWithin(client, 10'000));
+  EXPECT_EQ(peers_.CountOpen(), 0) << "gRPC would have let it be";
+}
+
 TEST_F(EndpointTest, CountsAConnectionUntilItIsClosed) {
   Start();
   v1::HealthResponse response;

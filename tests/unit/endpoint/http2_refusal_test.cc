@@ -13,11 +13,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::weightbroker::testing::kHttp2Preface;
 
-// SETTINGS with one setting, WINDOW_UPDATE, then HEADERS of 300 bytes on stream 5.
+// The preface with its SETTINGS, WINDOW_UPDATE, then HEADERS of 300 bytes on stream 5.
 std::string ClientBytes() {
-  return std::string(kHttp2Preface) + std::string("\0\0\6\4\0\0\0\0\0\0\2\0\0\0\0", 15) +
-         std::string("\0\0\4\x8\0\0\0\0\0\0\0\1\0", 13) + std::string("\0\1\x2c\1\4\0\0\0\5", 9) +
-         std::string(300, 'h');
+  return std::string(kHttp2Preface) + std::string("\0\0\4\x8\0\0\0\0\0\0\0\1\0", 13) +
+         std::string("\0\1\x2c\1\4\0\0\0\5", 9) + std::string(300, 'h');
 }
 
 TEST(Http2Refusal, FindsTheFirstCallInPiecesOfAnySize) {

@@ -258,7 +258,7 @@ TEST(Listener, RefusesAFolderThatIsAFile) {
 TEST(Listener, RefusesWhatIsThereAndIsNotASocket) {
   TempFolder folder;
   std::ofstream(folder / "s") << "precious";
-  symlink("/nonexistent", (folder / "link").c_str());
+  ASSERT_EQ(symlink("/nonexistent", (folder / "link").c_str()), 0);
 
   EXPECT_THAT(Listener::Create({.path = folder / "s"}), StatusIs(Reason::kSocketUnusable, HasSubstr("not a socket")));
   EXPECT_THAT(Listener::Create({.path = folder / "link"}),
@@ -270,7 +270,7 @@ TEST(Listener, RefusesWhatIsThereAndIsNotASocket) {
 TEST(Listener, DoesNotFollowALockFileThatIsASymbolicLink) {
   TempFolder folder;
   std::ofstream(folder / "precious") << "precious";
-  symlink((folder / "precious").c_str(), (folder / "s.lock").c_str());
+  ASSERT_EQ(symlink((folder / "precious").c_str(), (folder / "s.lock").c_str()), 0);
 
   EXPECT_THAT(Listener::Create({.path = folder / "s"}), StatusIs(Reason::kSocketUnusable, HasSubstr("lock file")));
   EXPECT_EQ(StatOf(folder / "precious").st_size, 8);

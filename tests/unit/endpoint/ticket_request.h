@@ -7,7 +7,8 @@
 
 namespace weightbroker::testing {
 
-inline constexpr std::string_view kHttp2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+// With one setting, so that all of it is seen to be waited for.
+inline constexpr std::string_view kHttp2Preface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\6\4\0\0\0\0\0\0\2\0\0\0\0", 39);
 
 inline std::string TicketRequest(std::string_view ticket, uint32_t version = 1) {
   std::string request("\x89WBFD\r\n\x1a", 8);

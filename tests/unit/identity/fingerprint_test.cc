@@ -186,10 +186,47 @@ TEST(Fingerprint, ChangesWithEachFieldOfSpecEnvironmentAndDevice) {
   spec.set_tensor_parallel_size(2);
   EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.tensor_parallel_size");
   spec = CompleteSpecFor("/m");
+  spec.set_pipeline_parallel_size(2);
+  EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.pipeline_parallel_size");
+  spec = CompleteSpecFor("/m");
+  spec.set_expert_parallel_size(2);
+  EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.expert_parallel_size");
+  spec = CompleteSpecFor("/m");
+  spec.set_data_parallel_size(2);
+  EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.data_parallel_size");
+  spec = CompleteSpecFor("/m");
+  spec.set_mtp_layers("drop");
+  EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.mtp_layers");
+  spec = CompleteSpecFor("/m");
+  spec.add_unquantized_modules("lm_head");
+  EXPECT_EQ(field_changed(spec, environment, HostDeviceFacts()), "spec.unquantized_modules");
+  spec = CompleteSpecFor("/m");
   EXPECT_EQ(field_changed(spec, EnvironmentWith("any"), HostDeviceFacts()), "environment.torch_version");
   DeviceFacts facts = HostDeviceFacts();
   facts["device.compute_capability"] = "9.0";
   EXPECT_EQ(field_changed(spec, environment, facts), "device.compute_capability");
+}
+
+TEST(Fingerprint, DependsOnTheArchitectureFilesThatWereAdded) {
+  const auto with = [](const std::map<std::string, std::string>& files) {
+    return ComputeFingerprint(CompleteSpecFor("/m"), EnvironmentWith("any"), ExampleIdentity(), HostDeviceFacts(),
+                              HashArchitectures(files));
+  };
+  EXPECT_EQ(with({}).components.count("layout.architectures_sha256"), 0u);
+  const auto differences = DiffFingerprints(with({{"a.json", "{}"}}), with({{"a.json", "{} "}}));
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_EQ(differences[0].field(), "layout.architectures_sha256");
+}
+
+TEST(Fingerprint, IsTheSameWhetherWhatWasAddedLaterIsAtItsDefaultOrAbsent) {
+  v1::WeightSpec spec = CompleteSpecFor("/m");
+  const std::string before =
+      ComputeFingerprint(spec, EnvironmentWith("any"), ExampleIdentity(), HostDeviceFacts()).hash;
+  spec.set_pipeline_parallel_size(1);
+  spec.set_expert_parallel_size(1);
+  spec.set_data_parallel_size(1);
+  spec.set_mtp_layers("keep");
+  EXPECT_EQ(ComputeFingerprint(spec, EnvironmentWith("any"), ExampleIdentity(), HostDeviceFacts()).hash, before);
 }
 
 TEST(Fingerprint, DoesNotDependOnThePath) {

@@ -12,6 +12,7 @@
 #include "common/base/socket.h"
 #include "common/keeper/parts.h"
 #include "common/keeper/protocol.h"
+#include "tests/support/no_more_threads.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/keeper/fds.h"
 
@@ -64,6 +65,9 @@ class ScriptedKeeper {
   // Answers hello with no entries.
   void WelcomeToNothing() {
     Expect(Type::kHello);
+    SendWelcomeToNothing();
+  }
+  void SendWelcomeToNothing() {
     const UniqueFd listening = MakeMemfd("the listening socket");
     Send({.type = Type::kWelcome, .number = 0}, {listening.get()});
     Send({.type = Type::kEndOfEntries});
@@ -88,6 +92,18 @@ std::unique_ptr<KeeperClient> Connect(ScriptedKeeper* keeper, KeeperClientOption
   auto client = connecting.get();
   EXPECT_THAT(client, IsOk());
   return *std::move(client);
+}
+
+// Has the client ask for a loader, and starts none, but says so.
+KeeperLoader StartLoader(ScriptedKeeper* keeper, KeeperClient* client, pid_t pid, std::optional<int> ends_with = {}) {
+  const UniqueFd memfd = MakeMemfd("");
+  auto starting = std::async(std::launch::async, [&] { return client->SpawnLoader({}, memfd.get()); });
+  const KeeperMessage spawn = keeper->Expect(Type::kSpawnLoader);
+  keeper->Send({.type = Type::kSpawned, .request_id = spawn.request_id, .number = pid}, {memfd.get(), memfd.get()});
+  if (ends_with.has_value()) keeper->Send({.type = Type::kExited, .number = pid, .status = *ends_with});
+  auto loader = starting.get();
+  EXPECT_THAT(loader, IsOk());
+  return *std::move(loader);
 }
 
 TEST(KeeperClient, InheritsTheListeningSocketAndEveryEntryWhole) {
@@ -207,7 +223,6 @@ TEST(KeeperClient, RefusesAnEntryThatCouldNotBeSentBeforeAnyOfItIs) {
   EXPECT_THAT(client->Put("", "value", {}), StatusIs(Reason::kInvalidArgument));
   EXPECT_THAT(client->Put(std::string(201, 'k'), "value", {}), StatusIs(Reason::kInvalidArgument));
   EXPECT_TRUE(keeper.ReceivesNothingFor(milliseconds(20)));
-  EXPECT_FALSE(client->Disconnected());
 }
 
 TEST(KeeperClient, StartsALoaderWithItsArgumentsAndRequest) {
@@ -241,12 +256,59 @@ TEST(KeeperClient, RefusesALoaderArgumentThatWouldBecomeTwo) {
 
 TEST(KeeperClient, TellsHowALoaderEnded) {
   ScriptedKeeper keeper;
-  std::promise<std::pair<pid_t, int>> exited;
-  KeeperClientOptions options;
-  options.on_exited = [&](pid_t pid, int status) { exited.set_value({pid, status}); };
-  auto client = Connect(&keeper, options);
+  auto client = Connect(&keeper);
+  const KeeperLoader first = StartLoader(&keeper, client.get(), 4711);
+  const KeeperLoader second = StartLoader(&keeper, client.get(), 4712, 3 << 8);
+  EXPECT_EQ(second.end->Wait(kPatience), 3 << 8);
+  EXPECT_EQ(first.end->Wait(milliseconds(0)), std::nullopt);
   keeper.Send({.type = Type::kExited, .number = 4711, .status = 9});
-  EXPECT_EQ(exited.get_future().get(), std::make_pair(pid_t{4711}, 9));
+  EXPECT_EQ(first.end->Wait(kPatience), 9);
+  EXPECT_EQ(first.end->Wait(milliseconds(0)), 9);
+}
+
+TEST(KeeperClient, TakesNoNewsOfOneLoaderForThatOfTheNextWithItsNumber) {
+  ScriptedKeeper keeper;
+  auto client = Connect(&keeper);
+  const KeeperLoader first = StartLoader(&keeper, client.get(), 4711, 9);
+  const KeeperLoader second = StartLoader(&keeper, client.get(), 4711);
+  EXPECT_EQ(first.end->Wait(kPatience), 9);
+  EXPECT_EQ(second.end->Wait(milliseconds(20)), std::nullopt);
+  keeper.Send({.type = Type::kExited, .number = 4711, .status = 3 << 8});
+  EXPECT_EQ(second.end->Wait(kPatience), 3 << 8);
+  EXPECT_EQ(first.end->Wait(milliseconds(0)), 9);
+}
+
+TEST(KeeperClient, ForgetsALoaderWhoseStartNobodyWaitedFor) {
+  ScriptedKeeper keeper;
+  auto client = Connect(&keeper, Impatient());
+  const UniqueFd memfd = MakeMemfd("");
+  EXPECT_THAT(client->SpawnLoader({}, memfd.get()), StatusIs(Reason::kDeadlineExceeded));
+  const KeeperMessage late = keeper.Expect(Type::kSpawnLoader);
+  keeper.Send({.type = Type::kSpawned, .request_id = late.request_id, .number = 4711}, {memfd.get(), memfd.get()});
+  keeper.Send({.type = Type::kExited, .number = 4711, .status = 9});
+  const KeeperLoader next = StartLoader(&keeper, client.get(), 4711);
+  EXPECT_EQ(next.end->Wait(milliseconds(20)), std::nullopt);
+}
+
+TEST(KeeperClient, SaysWhichEntryItTakesUpAndWaitsForNoAnswer) {
+  ScriptedKeeper keeper;
+  auto client = Connect(&keeper);
+  EXPECT_THAT(client->TakingUp("shard/a"), IsOk());
+  EXPECT_THAT(client->TakingUp(""), IsOk());
+  EXPECT_EQ(keeper.Expect(Type::kTakingUp).key, "shard/a");
+  EXPECT_EQ(keeper.Expect(Type::kTakingUp).key, "");
+}
+
+TEST(KeeperClient, InheritsHowManyEntriesBrokersHaveDiedOf) {
+  ScriptedKeeper keeper;
+  auto connecting = std::async(std::launch::async, [&] { return KeeperClient::FromFd(keeper.TakeClientSocket(), {}); });
+  keeper.Expect(Type::kHello);
+  const UniqueFd listening = MakeMemfd("");
+  keeper.Send({.type = Type::kWelcome, .number = 0, .status = 2}, {listening.get()});
+  keeper.Send({.type = Type::kEndOfEntries});
+  auto client = connecting.get();
+  ASSERT_THAT(client, IsOk());
+  EXPECT_EQ((*client)->TakeInheritance().dropped_entries, 2);
 }
 
 TEST(KeeperClient, AnswersAPingOnlyWhileTheBrokerIsWell) {
@@ -260,6 +322,48 @@ TEST(KeeperClient, AnswersAPingOnlyWhileTheBrokerIsWell) {
   well = false;
   keeper.Send({.type = Type::kPing, .request_id = 42});
   EXPECT_TRUE(keeper.ReceivesNothingFor(milliseconds(50)));
+}
+
+TEST(KeeperClient, AnswersAPingOnceTheBrokerIsWellAgain) {
+  ScriptedKeeper keeper;
+  std::atomic<int> questions = 0;
+  KeeperClientOptions options;
+  options.alive = [&] { return ++questions > 3; };
+  auto client = Connect(&keeper, options);
+  keeper.Send({.type = Type::kPing, .request_id = 42});
+  EXPECT_EQ(keeper.Expect(Type::kPong).request_id, 42);
+  EXPECT_EQ(questions, 4);
+}
+
+TEST(KeeperClient, AnswersTheLastPingThatHasComeBeforeTheBrokerIsWellAgain) {
+  ScriptedKeeper keeper;
+  std::atomic<bool> well = false;
+  std::atomic<int> questions = 0;
+  KeeperClientOptions options;
+  options.alive = [&] { return ++questions > 0 && well; };
+  auto client = Connect(&keeper, options);
+  keeper.Send({.type = Type::kPing, .request_id = 42});
+  while (questions == 0) std::this_thread::yield();
+  keeper.Send({.type = Type::kPing, .request_id = 43});
+  StartLoader(&keeper, client.get(), 1);  // by its answer the ping has been read, too
+  well = true;
+  EXPECT_EQ(keeper.Expect(Type::kPong).request_id, 43);
+  EXPECT_TRUE(keeper.ReceivesNothingFor(milliseconds(50)));
+}
+
+TEST(KeeperClient, EndsWhileTheBrokerIsNotWell) {
+  ScriptedKeeper keeper;
+  std::promise<void> asked;
+  std::atomic<int> questions = 0;
+  KeeperClientOptions options;
+  options.alive = [&] {
+    if (++questions == 1) asked.set_value();
+    return false;
+  };
+  auto client = Connect(&keeper, options);
+  keeper.Send({.type = Type::kPing, .request_id = 42});
+  asked.get_future().wait();
+  client.reset();
 }
 
 TEST(KeeperClient, StillHearsTheKeeperWhileTheQuestionWhetherItIsAliveHangs) {
@@ -288,13 +392,11 @@ TEST(KeeperClient, FailsEveryCallOnceTheKeeperHasGoneAndSaysSoOnce) {
     if (++notices == 1) disconnected.set_value();
   };
   auto client = Connect(&keeper, options);
-  EXPECT_FALSE(client->Disconnected());
   auto dropping = std::async(std::launch::async, [&] { return client->Drop("a"); });
   keeper.Expect(Type::kDrop);
   keeper.Close();
   EXPECT_THAT(dropping.get(), StatusIs(Reason::kServiceUnavailable));
   disconnected.get_future().wait();
-  EXPECT_TRUE(client->Disconnected());
   EXPECT_THAT(client->Put("a", "", {}), StatusIs(Reason::kServiceUnavailable));
   EXPECT_THAT(client->Ready(), StatusIs(Reason::kServiceUnavailable));
   client.reset();
@@ -318,7 +420,7 @@ TEST(KeeperClient, DisconnectsFromAKeeperThatSendsGarbage) {
   auto client = Connect(&keeper, options);
   keeper.SendRaw("garbage");
   disconnected.get_future().wait();
-  EXPECT_TRUE(client->Disconnected());
+  EXPECT_THAT(client->Drop("a"), StatusIs(Reason::kServiceUnavailable));
 }
 
 TEST(KeeperClient, GivesUpACallThatIsNotAnsweredInTimeAndIgnoresTheLateAnswer) {
@@ -339,6 +441,15 @@ TEST(KeeperClient, GivesUpOnAKeeperThatDoesNotRead) {
   EXPECT_THAT(client->Put("a", value, {}), StatusIs(Reason::kDeadlineExceeded));
   // The keeper was left in the middle of an entry.
   EXPECT_THAT(client->Drop("b"), StatusIs(Reason::kServiceUnavailable));
+}
+
+TEST(KeeperClient, SaysSoWhenThereIsNoThreadForIt) {
+  ScriptedKeeper keeper;
+  const testing::NoMoreThreads no_more_threads;
+  auto connecting =
+      std::async(std::launch::deferred, [&] { return KeeperClient::FromFd(keeper.TakeClientSocket(), {}); });
+  keeper.SendWelcomeToNothing();
+  EXPECT_THAT(connecting.get(), StatusIs(Reason::kSystemError, HasSubstr("cannot start a thread")));
 }
 
 TEST(KeeperClient, LeavesNoDescriptorBehind) {

@@ -30,6 +30,16 @@ TEST(CrashPoint, IsNeverHitUnlessSetOrWhenMalformed) {
   }
 }
 
+TEST(CrashPoint, IsHitByEveryEntryWhoseKeyBeginsAsSaid) {
+  const CrashPoint point("kept_entry:shard/", "");
+  EXPECT_TRUE(point.IsHit("shard/a"));
+  EXPECT_TRUE(point.IsHit("shard/b"));
+  EXPECT_FALSE(point.IsHit("load/shard/"));
+  EXPECT_FALSE(point.IsHit(""));
+  EXPECT_FALSE(CrashPoint("", "").IsHit("shard/a"));
+  EXPECT_FALSE(CrashPoint("keeper_message:put:after:1", "").IsHit("shard/a"));
+}
+
 TEST(CrashPoint, UsesUpItsTokenSoThatTheNextBrokerLives) {
   char token[] = "/tmp/weightbroker_crash_token_XXXXXX";
   close(mkstemp(token));

@@ -43,6 +43,50 @@ TEST(EntryStore, KeepsAnEntryOfOnePart) {
   EXPECT_EQ(store.value_bytes(), 6);
 }
 
+// As a broker does that ends while it takes `key` up.
+SharedEntry EndOver(EntryStore* store, const std::string& key) {
+  store->TakingUp(key);
+  return store->OnBrokerEnded();
+}
+
+TEST(EntryStore, DropsAnEntryThatTooManyBrokersInARowHaveDiedOf) {
+  EntryStore store({.max_attempts = 3});
+  for (const char* key : {"a", "b"}) ASSERT_THAT(store.AddPart(Part(0, 1, key), Memfds(1)), IsOk());
+  EXPECT_EQ(EndOver(&store, "a"), nullptr);
+  EXPECT_EQ(EndOver(&store, "b"), nullptr);
+  EXPECT_EQ(EndOver(&store, "a"), nullptr);
+  EXPECT_EQ(store.dropped(), 0);
+  const SharedEntry dropped = EndOver(&store, "a");
+  ASSERT_NE(dropped, nullptr);
+  EXPECT_EQ(dropped->key, "a");
+  EXPECT_EQ(store.dropped(), 1);
+  ASSERT_EQ(store.entries().size(), 1);
+  EXPECT_EQ(store.entries()[0]->key, "b");
+}
+
+TEST(EntryStore, BlamesAnEntryOnlyForBrokersThatWereTakingItUp) {
+  EntryStore store({.max_attempts = 1});
+  ASSERT_THAT(store.AddPart(Part(0, 1, "a"), {}), IsOk());
+  EXPECT_EQ(store.OnBrokerEnded(), nullptr);
+  EXPECT_EQ(EndOver(&store, ""), nullptr);
+  EXPECT_EQ(EndOver(&store, "not there"), nullptr);
+  store.TakingUp("a");
+  store.OnBrokerReady();
+  EXPECT_EQ(store.OnBrokerEnded(), nullptr);
+  EXPECT_EQ(store.size(), 1);
+}
+
+TEST(EntryStore, ForgetsAttemptsOnceABrokerIsReadyOrTheEntryIsAnother) {
+  EntryStore store({.max_attempts = 2});
+  ASSERT_THAT(store.AddPart(Part(0, 1, "a"), {}), IsOk());
+  EXPECT_EQ(EndOver(&store, "a"), nullptr);
+  store.OnBrokerReady();
+  EXPECT_EQ(EndOver(&store, "a"), nullptr);
+  ASSERT_THAT(store.AddPart(Part(0, 1, "a", "new"), {}), IsOk());
+  EXPECT_EQ(EndOver(&store, "a"), nullptr);
+  EXPECT_NE(EndOver(&store, "a"), nullptr);
+}
+
 TEST(EntryStore, ReplacesAnEntryOnlyWhenTheLastPartIsThere) {
   EntryStore store({});
   ASSERT_THAT(store.AddPart(Part(0, 1, "a", "old"), Memfds(1)), IsOk());

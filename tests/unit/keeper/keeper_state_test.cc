@@ -33,6 +33,7 @@ KeeperState FullState() {
   state.notify_socket = "@notify";
   state.watchdog_interval = std::chrono::microseconds(250);
   state.fd_store = "index";
+  state.attempts = {.taking_up = "a", .ended = {{"a", 2}, {"b", 1}}, .dropped = 3};
   return state;
 }
 
@@ -53,6 +54,9 @@ TEST(KeeperState, IsReadAsItWasWritten) {
   EXPECT_EQ(state->supervisor.ping_sent, Supervisor::TimePoint(milliseconds(6)));
   EXPECT_EQ(state->watchdog_interval.count(), 250);
   EXPECT_EQ(state->fd_store, "index");
+  EXPECT_EQ(state->attempts.taking_up, "a");
+  EXPECT_EQ(state->attempts.ended, (std::map<std::string, int>{{"a", 2}, {"b", 1}}));
+  EXPECT_EQ(state->attempts.dropped, 3);
 }
 
 TEST(KeeperState, KeepsWhatIsNotThereApartFromZero) {

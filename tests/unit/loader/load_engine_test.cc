@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "common/base/error.h"
+#include "common/load/host_destination.h"
+#include "common/plan/architecture.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/faulty_file_system.h"
 #include "tests/support/status_matchers.h"
@@ -55,21 +57,36 @@ class LoadEngineTest : public ::testing::Test {
     builder.Write(folder_.path());
     identity_ = *ReadCheckpointIdentity(RealFileSystem(), folder_.path());
     checkpoint_ = *OpenCheckpoint(RealFileSystem(), folder_.path());
-    plan_ = *PlanShard(checkpoint_, 0);
+    Plan();
     slabs_.clear();
-    slabs_.push_back(*HostSlab::Create(plan_.slab_bytes[0]));
+    slabs_.push_back(*HostSlab::Create(shard().slab_bytes[0]));
   }
 
-  absl::StatusOr<std::vector<Digest>> Load(FileSystem& file_system, LoadOptions options = {.chunk_bytes = 8192}) {
-    return LoadShard({file_system, checkpoint_, identity_, plan_}, slabs_, options,
-                     [](int64_t) { return absl::OkStatus(); });
+  void Plan() {
+    plan_ = *PlanNode({.checkpoint = checkpoint_,
+                       .spec = *CompleteSpec({}),
+                       .quantization = {},
+                       .architectures = ArchitectureSet::Embedded(),
+                       .ranks = {0}});
+  }
+
+  const ShardPlan& shard() const { return plan_.shards[0]; }
+
+  absl::StatusOr<std::vector<Digest>> Load(
+      FileSystem& file_system, LoadOptions options = {.chunk_bytes = 8192}, FillMethod method = FillMethod::kBest,
+      const LoadProgressCallback& progress = [](int64_t) { return absl::OkStatus(); }) {
+    std::vector<std::unique_ptr<Destination>> destinations;
+    destinations.push_back(MakeHostDestination(shard(), slabs_, method));
+    auto digests = LoadNode({file_system, checkpoint_, identity_, plan_}, destinations, options, progress);
+    if (!digests.ok()) return digests.status();
+    return std::move(digests->front());
   }
 
   void ExpectAllLoaded(const absl::StatusOr<std::vector<Digest>>& digests) {
     ASSERT_THAT(digests, IsOk());
-    ASSERT_EQ(digests->size(), plan_.tensors.size());
-    for (size_t i = 0; i < plan_.tensors.size(); ++i) {
-      const TensorPlacement& tensor = plan_.tensors[i];
+    ASSERT_EQ(digests->size(), shard().tensors.size());
+    for (size_t i = 0; i < shard().tensors.size(); ++i) {
+      const TensorPlacement& tensor = shard().tensors[i];
       const std::string& source = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
       const std::string wanted = TensorBytes(source, static_cast<size_t>(tensor.size_bytes));
       const auto loaded = slabs_[0].writable_bytes().subspan(static_cast<size_t>(tensor.slab_offset_bytes),
@@ -82,7 +99,7 @@ class LoadEngineTest : public ::testing::Test {
   const TemporaryFolder folder_;
   CheckpointIdentity identity_;
   Checkpoint checkpoint_;
-  ShardPlan plan_;
+  NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
 };
 
@@ -91,8 +108,8 @@ TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOf
     for (const int64_t chunk_bytes : {8192, 12'288, 4 << 20}) {
       for (const int threads : {1, 3, 8}) {
         Prepare(AwkwardTensors());
-        const LoadOptions options = {.reader_threads = threads, .chunk_bytes = chunk_bytes, .fill_method = method};
-        ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), options)))
+        const LoadOptions options = {.reader_threads = threads, .chunk_bytes = chunk_bytes};
+        ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), options, method)))
             << chunk_bytes << " bytes, " << threads << " threads";
       }
     }
@@ -120,7 +137,7 @@ TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
 TEST_F(LoadEngineTest, GivesATiedWeightTheDigestOfItsTarget) {
   Prepare(AwkwardTensors());
   checkpoint_.aliases["zz.tied"] = "large";
-  plan_ = *PlanShard(checkpoint_, 0);
+  Plan();
   ExpectAllLoaded(Load(RealFileSystem()));
 }
 
@@ -226,12 +243,12 @@ TEST_F(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
     while (!reported) std::this_thread::yield();
   });
 
-  const auto digests = LoadShard(
-      {files, checkpoint_, identity_, plan_}, slabs_,
-      {.reader_threads = 1, .chunk_bytes = 8192, .progress_interval = std::chrono::milliseconds(1)}, [&](int64_t) {
-        reported = true;
-        return gone;
-      });
+  const auto digests =
+      Load(files, {.reader_threads = 1, .chunk_bytes = 8192, .progress_interval = std::chrono::milliseconds(1)},
+           FillMethod::kBest, [&](int64_t) {
+             reported = true;
+             return gone;
+           });
 
   EXPECT_THAT(digests, StatusIs(Reason::kServiceUnavailable));
   EXPECT_LT(files.reads(), plan_.read_bytes / 8192) << "the rest is not read";
@@ -240,18 +257,18 @@ TEST_F(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
 TEST_F(LoadEngineTest, ReportsProgressUpToTheLastByte) {
   Prepare(AwkwardTensors());
   std::vector<int64_t> reports;
-  ASSERT_THAT(LoadShard({RealFileSystem(), checkpoint_, identity_, plan_}, slabs_, {},
-                        [&](int64_t done_bytes) {
-                          reports.push_back(done_bytes);
-                          return absl::OkStatus();
-                        }),
+  ASSERT_THAT(Load(RealFileSystem(), {}, FillMethod::kBest,
+                   [&](int64_t done_bytes) {
+                     reports.push_back(done_bytes);
+                     return absl::OkStatus();
+                   }),
               IsOk());
   EXPECT_TRUE(std::is_sorted(reports.begin(), reports.end()));
   EXPECT_EQ(reports.back(), plan_.read_bytes);
 }
 
 TEST_F(LoadEngineTest, ReadsEachBlockOnceWhereTensorsAreAligned) {
-  for (size_t padding = 0; padding == 0 || plan_.tensors[0].file_offset_bytes % 8 != 0; ++padding) {
+  for (size_t padding = 0; padding == 0 || checkpoint_.tensors[0].offset_bytes % 8 != 0; ++padding) {
     Prepare(CheckpointBuilder().Tensor("a", "BF16", {200'000}).Metadata("padding", std::string(padding, 'x')));
   }
   FaultyFileSystem files(RealFileSystem());

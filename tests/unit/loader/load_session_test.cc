@@ -29,6 +29,7 @@ namespace {
 
 namespace pb = ::weightbroker::internal::v1;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weightbroker::testing::CheckpointBuilder;
 using ::weightbroker::testing::FaultyFileSystem;
@@ -47,7 +48,8 @@ struct Outcome {
   absl::Status status;  // what the session returned
   std::optional<pb::LoadPlanned> planned;
   std::set<v1::WeightSetState> phases;
-  std::optional<pb::LoadSealed> sealed;
+  std::vector<int32_t> ranks;            // handed over, in their order
+  std::optional<pb::LoadSealed> sealed;  // the last of them
   std::vector<UniqueFd> fds;
   absl::Status failed;  // what it told the broker
 };
@@ -57,6 +59,7 @@ class LoadSessionTest : public ::testing::Test {
   pb::LoadRequest Request() {
     pb::LoadRequest request;
     *request.mutable_spec() = *CompleteSpec({});
+    request.add_ranks();
     ToProto(*ReadCheckpointIdentity(RealFileSystem(), folder_.path()), &request);
     return request;
   }
@@ -85,6 +88,7 @@ class LoadSessionTest : public ::testing::Test {
       }
       if (event.has_progress()) outcome.phases.insert(event.progress().phase());
       if (event.has_sealed()) {
+        outcome.ranks.push_back(event.sealed().rank());
         outcome.sealed = event.sealed();
         outcome.fds = std::move(message->fds);
       }
@@ -101,6 +105,30 @@ std::string ReadAll(int fd, size_t size) {
   std::string bytes(size, '\0');
   EXPECT_EQ(pread(fd, bytes.data(), size, 0), static_cast<ssize_t>(size));
   return bytes;
+}
+
+TEST_F(LoadSessionTest, HandsOverEachRankThatIsAskedForInItsOrderAndReadsWhatTheyShareOnce) {
+  CheckpointBuilder()
+      .Config(R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "num_attention_heads": 4,
+                  "hidden_size": 2048})")
+      .Tensor("model.embed_tokens.weight", "BF16", {128, 2048})
+      .Tensor("model.norm.weight", "BF16", {2048})
+      .Tensor("lm_head.weight", "BF16", {128, 2048})
+      .Write(folder_.path());
+  pb::LoadRequest request = Request();
+  request.mutable_spec()->set_tensor_parallel_size(4);
+  request.mutable_ranks(0)->set_rank(2);
+  request.add_ranks()->set_rank(3);
+
+  const Outcome outcome = RunLoad(RealFileSystem(), request);
+
+  ASSERT_THAT(outcome.status, IsOk());
+  ASSERT_EQ(outcome.planned->shards_size(), 2);
+  EXPECT_EQ(outcome.planned->shards(0).rank(), 2);
+  EXPECT_EQ(outcome.planned->shards(1).rank(), 3);
+  EXPECT_EQ(outcome.planned->read_bytes(), 2 * (2 * 32 * 2048 * 2) + 2048 * 2);  // two quarters each, the norm once
+  EXPECT_EQ(outcome.planned->tensor_count(), 6);
+  EXPECT_THAT(outcome.ranks, ElementsAre(2, 3));
 }
 
 TEST_F(LoadSessionTest, HandsOverSealedSlabsAndAManifestThatDescribesThem) {
@@ -165,8 +193,8 @@ TEST_F(LoadSessionTest, TellsTheBrokerWhyACheckpointIsRefusedBeforeItPlans) {
 TEST_F(LoadSessionTest, RefusesASpecThatTheCheckpointContradicts) {
   CheckpointBuilder().Tensor("a", "BF16", {16}).Write(folder_.path());
   pb::LoadRequest request = Request();
-  request.mutable_spec()->set_dtype("F32");
-  EXPECT_THAT(RunLoad(RealFileSystem(), request).failed, StatusIs(Reason::kDtypeMismatch));
+  request.mutable_spec()->set_quantization("fp8");
+  EXPECT_THAT(RunLoad(RealFileSystem(), request).failed, StatusIs(Reason::kQuantizationContradicted));
 }
 
 TEST_F(LoadSessionTest, RefusesFilesThatChangedSinceTheyWereFingerprinted) {

@@ -56,6 +56,7 @@ class LoaderProcessTest : public ::testing::Test {
   void Start() {
     pb::LoadRequest request;
     *request.mutable_spec() = *CompleteSpec({});
+    request.add_ranks();
     ToProto(*ReadCheckpointIdentity(RealFileSystem(), folder_.path()), &request);
     request.set_reader_threads(1);
     const std::string bytes = request.SerializeAsString();

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "common/plan/architecture.h"
 #include "tests/support/status_matchers.h"
 
 namespace weightbroker {
@@ -32,6 +33,18 @@ Checkpoint MakeCheckpoint(std::vector<CheckpointTensor> tensors) {
   return checkpoint;
 }
 
+// One rank of a checkpoint as it is.
+absl::StatusOr<ShardPlan> PlanShard(const Checkpoint& checkpoint, int32_t rank, const v1::WeightSpec& spec = {}) {
+  auto plan = PlanNode({.checkpoint = checkpoint,
+                        .spec = *CompleteSpec(spec),
+                        .quantization = {},
+                        .architectures = ArchitectureSet::Embedded(),
+                        .ranks = {rank}});
+  if (!plan.ok()) return plan.status();
+  EXPECT_EQ(plan->read_bytes, plan->shards[0].read_bytes);
+  return std::move(plan->shards[0]);
+}
+
 std::vector<std::string> NamesOf(const ShardPlan& plan) {
   std::vector<std::string> names;
   for (const TensorPlacement& tensor : plan.tensors) names.push_back(tensor.name);
@@ -50,6 +63,10 @@ TEST(CompleteSpec, FillsInDefaults) {
   EXPECT_EQ(complete->quantization(), "auto");
   EXPECT_EQ(complete->dtype(), "auto");
   EXPECT_EQ(complete->layout(), "hf");
+  EXPECT_EQ(complete->pipeline_parallel_size(), 1);
+  EXPECT_EQ(complete->expert_parallel_size(), 1);
+  EXPECT_EQ(complete->data_parallel_size(), 1);
+  EXPECT_EQ(complete->mtp_layers(), "keep");
 }
 
 TEST(CompleteSpec, LeavesACompleteSpecAsItIs) {
@@ -58,17 +75,14 @@ TEST(CompleteSpec, LeavesACompleteSpecAsItIs) {
   spec.set_quantization("fp8");
   spec.set_dtype("BF16");
   spec.set_layout("hf");
+  spec.set_pipeline_parallel_size(1);
+  spec.set_expert_parallel_size(1);
+  spec.set_data_parallel_size(1);
+  spec.set_mtp_layers("keep");
   const auto complete = CompleteSpec(spec);
   ASSERT_THAT(complete, IsOk());
   EXPECT_EQ(complete->SerializeAsString(), spec.SerializeAsString());
   EXPECT_EQ(CompleteSpec(*complete)->SerializeAsString(), spec.SerializeAsString());
-}
-
-TEST(CompleteSpec, RefusesMoreThanOneRankNamingTheNumber) {
-  v1::WeightSpec spec;
-  spec.set_tensor_parallel_size(8);
-  EXPECT_THAT(CompleteSpec(spec), AllOf(StatusIs(Reason::kParallelismUnsupported, HasSubstr("is 8")),
-                                        HasMetadata("field", "spec.tensor_parallel_size")));
 }
 
 TEST(CompleteSpec, RefusesANegativeNumberOfRanks) {
@@ -83,11 +97,50 @@ TEST(CompleteSpec, RefusesAnotherLayoutNamingTheOneItServes) {
   EXPECT_THAT(CompleteSpec(spec), StatusIs(Reason::kLayoutUnsupported, AllOf(HasSubstr("\"vllm\""), HasSubstr("hf"))));
 }
 
+TEST(CompleteSpec, RefusesGroupsOfExpertsThatDoNotDivideTheRanksOfAStage) {
+  v1::WeightSpec spec;
+  spec.set_tensor_parallel_size(4);
+  spec.set_data_parallel_size(2);
+  spec.set_expert_parallel_size(3);
+  EXPECT_THAT(CompleteSpec(spec), AllOf(StatusIs(Reason::kInvalidArgument, HasSubstr("divide tensor_parallel_size")),
+                                        HasMetadata("found", "3"), HasMetadata("field", "spec.expert_parallel_size")));
+  spec.set_expert_parallel_size(8);
+  EXPECT_THAT(CompleteSpec(spec), IsOk());
+}
+
+TEST(CompleteSpec, RefusesMoreRanksThanAnyMachineHas) {
+  v1::WeightSpec spec;
+  spec.set_tensor_parallel_size(1 << 12);
+  spec.set_pipeline_parallel_size(1 << 12);
+  EXPECT_THAT(CompleteSpec(spec), StatusIs(Reason::kInvalidArgument, HasSubstr("65536")));
+}
+
+TEST(CompleteSpec, TakesModulesToLeaveUnquantizedOnlyWhereItQuantizes) {
+  v1::WeightSpec spec;
+  spec.add_unquantized_modules("lm_head");
+  spec.add_unquantized_modules("gate");
+  spec.add_unquantized_modules("lm_head");
+  EXPECT_THAT(CompleteSpec(spec), StatusIs(Reason::kInvalidArgument, HasSubstr("unquantized_modules")));
+  spec.set_quantization("fp8_block");
+  ASSERT_THAT(CompleteSpec(spec), IsOk());
+  EXPECT_THAT(CompleteSpec(spec)->unquantized_modules(), ElementsAre("gate", "lm_head"));
+  spec.add_unquantized_modules("layers.*.mlp");
+  EXPECT_THAT(CompleteSpec(spec), StatusIs(Reason::kInvalidArgument, HasSubstr("layers.*.mlp")));
+}
+
+TEST(CompleteSpec, CountsItsRanks) {
+  v1::WeightSpec spec;
+  spec.set_tensor_parallel_size(2);
+  spec.set_pipeline_parallel_size(3);
+  EXPECT_EQ(WorldSize(*CompleteSpec(spec)), 6);
+  EXPECT_THAT(AllRanks(*CompleteSpec(spec)), ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
 TEST(CompleteSpec, RefusesWordsThatItDoesNotKnowListingThoseItDoes) {
   v1::WeightSpec spec;
   spec.set_quantization("awq");
   EXPECT_THAT(CompleteSpec(spec), AllOf(StatusIs(Reason::kInvalidArgument, HasSubstr("\"awq\"")),
-                                        HasMetadata("allowed", "auto, none, fp8")));
+                                        HasMetadata("allowed", "auto, none, fp8, fp8_block")));
   spec.set_quantization("");
   spec.set_dtype("bfloat16");
   EXPECT_THAT(CompleteSpec(spec), AllOf(StatusIs(Reason::kInvalidArgument, HasSubstr("spec.dtype")),
@@ -116,19 +169,25 @@ TEST(SpecAgainstCheckpoint, RefusesAnotherQuantizationNamingBoth) {
                     HasMetadata("found", "none")));
 }
 
-TEST(SpecAgainstCheckpoint, RefusesAnotherDtypeThanMostOfTheWeightsHaveNamingBoth) {
-  const Checkpoint checkpoint =
-      MakeCheckpoint({MakeTensor("a", "BF16", 100, 0, 0), MakeTensor("b", "F32", 10, 0, 200)});
+TEST(SpecAgainstCheckpoint, TakesAnUnquantizedCheckpointToQuantizeAndNoOther) {
+  const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "BF16", 100, 0, 0)});
+  EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("fp8_block", ""), checkpoint, "none"), IsOk());
+  EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("fp8_block", ""), checkpoint, "fp8"),
+              AllOf(StatusIs(Reason::kQuantizationContradicted), HasMetadata("found", "fp8")));
+}
+
+TEST(SpecAgainstCheckpoint, RefusesToConvertWhatIsNoneOfTheThreeTypesNamingBoth) {
+  const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "F64", 100, 0, 0), MakeTensor("b", "F32", 10, 0, 800)});
   EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("", "F32"), checkpoint, "none"),
-              AllOf(StatusIs(Reason::kDtypeMismatch), HasMetadata("requested", "F32"), HasMetadata("found", "BF16")));
+              AllOf(StatusIs(Reason::kDtypeMismatch), HasMetadata("requested", "F32"), HasMetadata("found", "F64")));
 }
 
 TEST(SpecAgainstCheckpoint, DoesNotTakeFp8WeightsAndTheirScalesForTheModelsDtype) {
   const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("l.weight", "F8_E4M3", 10'000, 0, 0),
                                                 MakeTensor("l.weight_scale_inv", "F32", 1000, 0, 10'000),
-                                                MakeTensor("norm", "BF16", 10, 0, 14'000)});
-  EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("fp8", "BF16"), checkpoint, "fp8"), IsOk());
-  EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("fp8", "F32"), checkpoint, "fp8"), StatusIs(Reason::kDtypeMismatch));
+                                                MakeTensor("norm", "F64", 10, 0, 14'000)});
+  EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("fp8", "BF16"), checkpoint, "fp8"),
+              AllOf(StatusIs(Reason::kDtypeMismatch), HasMetadata("found", "F64")));
 }
 
 TEST(SpecAgainstCheckpoint, AcceptsAnyDtypeWhereNothingContradictsIt) {
@@ -136,7 +195,7 @@ TEST(SpecAgainstCheckpoint, AcceptsAnyDtypeWhereNothingContradictsIt) {
   EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("", "F16"), checkpoint, "none"), IsOk());
 }
 
-TEST(PlanShard, PacksTensorsAlignedInTheOrderOfTheFilesAndListsThemByName) {
+TEST(PlanNode, PacksTensorsAlignedInTheOrderOfTheFilesAndListsThemByName) {
   const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "U8", 300, 1, 50), MakeTensor("b", "U8", 10, 0, 101),
                                                 MakeTensor("c", "U8", 1, 0, 100), MakeTensor("d", "BF16", 0, 0, 111)});
 
@@ -148,13 +207,14 @@ TEST(PlanShard, PacksTensorsAlignedInTheOrderOfTheFilesAndListsThemByName) {
   EXPECT_EQ(plan->tensors[1].slab_offset_bytes, 256);
   EXPECT_EQ(plan->tensors[3].slab_offset_bytes, 512) << "d is empty";
   EXPECT_EQ(plan->tensors[0].slab_offset_bytes, 512);
-  EXPECT_EQ(plan->tensors[0].file_index, 1);
-  EXPECT_EQ(plan->tensors[0].file_offset_bytes, 50);
+  ASSERT_EQ(plan->tensors[0].pieces.size(), 1u);
+  EXPECT_EQ(plan->tensors[0].pieces[0].source, 0);
+  EXPECT_EQ(plan->tensors[0].pieces[0].run_elements, 300);
   EXPECT_THAT(plan->slab_bytes, ElementsAre(1024));
   EXPECT_EQ(plan->read_bytes, 311);
 }
 
-TEST(PlanShard, GivesATiedWeightItsTargetsPlaceAndReadsItOnce) {
+TEST(PlanNode, GivesATiedWeightItsTargetsPlaceAndReadsItOnce) {
   Checkpoint checkpoint = MakeCheckpoint({MakeTensor("embed.weight", "BF16", 64, 0, 8)});
   checkpoint.aliases["a_head.weight"] = "embed.weight";
 
@@ -169,22 +229,38 @@ TEST(PlanShard, GivesATiedWeightItsTargetsPlaceAndReadsItOnce) {
   EXPECT_THAT(plan->slab_bytes, ElementsAre(256));
 }
 
-TEST(PlanShard, GivesACheckpointOfEmptyTensorsASlabAllTheSame) {
+TEST(PlanNode, GivesACheckpointOfEmptyTensorsASlabAllTheSame) {
   const auto plan = PlanShard(MakeCheckpoint({MakeTensor("a", "F32", 0, 0, 8)}), 0);
   ASSERT_THAT(plan, IsOk());
   EXPECT_THAT(plan->slab_bytes, ElementsAre(kTensorAlignmentBytes));
   EXPECT_EQ(plan->read_bytes, 0);
 }
 
-TEST(PlanShard, RefusesARankThatIsNotThere) {
+TEST(PlanNode, RefusesARankThatIsNotThere) {
   const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "F32", 1, 0, 8)});
   EXPECT_THAT(PlanShard(checkpoint, 1), StatusIs(Reason::kRankOutOfRange, HasSubstr("rank 1")));
   EXPECT_THAT(PlanShard(checkpoint, -1), StatusIs(Reason::kRankOutOfRange));
 }
 
-TEST(PlanShard, RefusesSizesThatAddUpPastSixtyThreeBits) {
+TEST(PlanNode, ConvertsWeightsThatHaveAnotherTypeThanIsAskedFor) {
+  v1::WeightSpec spec;
+  spec.set_dtype("BF16");
+  const auto plan = PlanShard(MakeCheckpoint({MakeTensor("a", "F32", 100, 0, 0), MakeTensor("b", "BF16", 10, 0, 400),
+                                              MakeTensor("ids", "I64", 10, 0, 420)}),
+                              0, spec);
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_EQ(plan->tensors[0].transform, Transform::kConvert);
+  EXPECT_EQ(plan->tensors[0].dtype->name, "BF16");
+  EXPECT_EQ(plan->tensors[0].size_bytes, 200);
+  EXPECT_EQ(plan->tensors[1].transform, Transform::kCopy);
+  EXPECT_EQ(plan->tensors[2].dtype->name, "I64");
+  EXPECT_EQ(plan->read_bytes, 500);
+}
+
+TEST(PlanNode, RefusesSizesThatAddUpPastSixtyThreeBits) {
   CheckpointTensor huge = MakeTensor("b", "U8", 1, 0, 100);
   huge.size_bytes = std::numeric_limits<int64_t>::max() - 300;
+  huge.shape = {huge.size_bytes};
   EXPECT_THAT(PlanShard(MakeCheckpoint({MakeTensor("a", "U8", 1, 0, 0), huge}), 0),
               StatusIs(Reason::kCheckpointTooLarge, HasSubstr("\"b\"")));
 }

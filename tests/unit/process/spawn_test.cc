@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "tests/support/status_matchers.h"
@@ -108,6 +109,38 @@ TEST(Spawn, GivesTheChildNoOtherDescriptorEvenOneThatIsNotCloseOnExec) {
 
   // 3 is the folder that ls itself has open.
   EXPECT_EQ(pipe.ReadAll(), "0\n1\n2\n3\n9\n");
+}
+
+// The soft limit of this process, for as long as this lives.
+class FdLimit {
+ public:
+  explicit FdLimit(rlim_t limit) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit lowered = before_;
+    lowered.rlim_cur = limit;
+    setrlimit(RLIMIT_NOFILE, &lowered);
+  }
+  ~FdLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST(Spawn, NeedsNoHigherNumbersThanASmallLimitOfOpenFilesAllows) {
+  Pipe pipe;
+  const FdLimit limit(64);
+  auto child = Shell("echo here >&4", {{pipe.write_end.get(), 4}});
+  ASSERT_THAT(child, IsOk());
+  ASSERT_THAT(child->Wait(seconds(10)), IsOk());
+
+  EXPECT_EQ(pipe.ReadAll(), "here\n");
+}
+
+TEST(Spawn, NamesALimitOfOpenFilesThatIsTooLow) {
+  const FdLimit limit(20);
+  EXPECT_THAT(Shell("true", {{1, 40}}),
+              StatusIs(Reason::kSystemError, HasSubstr("a number from 41 on is needed and the limit of open files, "
+                                                       "RLIMIT_NOFILE, is 20: raise it")));
 }
 
 TEST(Spawn, RefusesOneChildDescriptorMappedTwice) {

@@ -84,10 +84,21 @@ TEST(GateTensors, RefusesAnFp8WeightWithoutAScale) {
 }
 
 TEST(GateTensors, RefusesAScaleGridOfAnotherShapeNamingBoth) {
-  for (const auto& grid : std::vector<std::vector<int64_t>>{{2, 1}, {1, 2}, {3, 2}, {2}, {}, {1, 2, 2}, {4}}) {
+  for (const auto& grid : std::vector<std::vector<int64_t>>{{2, 1}, {1, 2}, {3, 2}, {2}, {}, {3}, {4, 4}}) {
     EXPECT_THAT(Check(Fp8().Tensor("a.weight", "F8_E4M3", {256, 130}).Tensor("a.weight_scale_inv", "F32", grid)),
                 StatusIs(Reason::kQuantizationContradicted,
                          AllOf(HasSubstr("F8_E4M3 [256, 130]"), HasSubstr("must be [2, 2]"))));
+  }
+}
+
+TEST(GateTensors, AcceptsAScaleGridThatIsStoredFlatOrWithoutDimensionsOfOne) {
+  for (const auto& grid : std::vector<std::vector<int64_t>>{{4}, {1, 2, 2}, {2, 2, 1}}) {
+    EXPECT_THAT(Check(Fp8().Tensor("a.weight", "F8_E4M3", {256, 130}).Tensor("a.weight_scale_inv", "F32", grid)),
+                IsOk());
+  }
+  for (const auto& grid : std::vector<std::vector<int64_t>>{{3}, {1, 3}, {3, 1}}) {
+    EXPECT_THAT(Check(Fp8().Tensor("a.weight", "F8_E4M3", {300, 100}).Tensor("a.weight_scale_inv", "F32", grid)),
+                IsOk());
   }
 }
 

@@ -19,6 +19,15 @@ TEST(ModuleSet, MatchesAtDotsSoThatGateIsNotGateUpProj) {
   EXPECT_FALSE(set.Covers("model.layers.0.mlp.experts.3.gate_proj.weight"));
 }
 
+TEST(ModuleSet, TakesFusedAndSplitSpellingsForTheSame) {
+  EXPECT_TRUE(ModuleSet({"model.layers.0.self_attn.qkv_proj"}).Covers("model.layers.0.self_attn.k_proj.weight"));
+  EXPECT_TRUE(ModuleSet({"gate_up_proj"}).Covers("model.layers.0.mlp.up_proj.weight"));
+  EXPECT_FALSE(ModuleSet({"model.layers.0.self_attn.qkv_proj"}).Covers("model.layers.0.self_attn.o_proj.weight"));
+  EXPECT_FALSE(ModuleSet({"model.layers.0.self_attn.qkv_proj"}).Covers("model.layers.1.self_attn.k_proj.weight"));
+  EXPECT_TRUE(ModuleSet({"q_proj", "k_proj", "v_proj"}).Covers("model.layers.0.self_attn.qkv_proj.weight"));
+  EXPECT_FALSE(ModuleSet({"q_proj", "k_proj"}).Covers("model.layers.0.self_attn.qkv_proj.weight")) << "not all of it";
+}
+
 TEST(ModuleSet, DoesNotTakeLayer80ForLayer8) {
   EXPECT_FALSE(ModuleSet({"model.layers.8"}).Covers("model.layers.80.mlp.up_proj.weight"));
 }

@@ -1,0 +1,72 @@
+#include "server/broker/commit_call.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/plan/manifest.h"
+#include "server/broker/publication.h"
+
+namespace weightbroker {
+namespace {
+
+// 60,000 tensors take 5 MB.
+constexpr size_t kMaxManifestBytes = 256 << 20;
+
+}  // namespace
+
+grpc::ServerReadReactor<v1::CommitRequest>* CommitCall::Start() {
+  self_ = shared_from_this();
+  if (const absl::Status status = record_.CheckCaller(); !status.ok()) {
+    End(status);
+  } else {
+    StartRead(&request_);
+  }
+  return this;
+}
+
+void CommitCall::OnReadDone(bool ok) {
+  if (!ok) return Commit();  // the caller has said all, or has left; then this is refused below
+  if (const absl::Status status = Add(); !status.ok()) return End(status);
+  StartRead(&request_);
+}
+
+absl::Status CommitCall::Add() {
+  if (token_.empty()) token_ = request_.publication_token();
+  const std::vector<v1::Tensor> rows(request_.tensors().begin(), request_.tensors().end());
+  ASSIGN_OR_RETURN(const std::string frames, SerializeManifest(rows));
+  if (manifest_.size() + frames.size() > kMaxManifestBytes) {
+    return MakeError(Reason::kManifestInvalid,
+                     absl::StrCat("what is committed takes more than ", kMaxManifestBytes, " bytes to describe"),
+                     {{"limit_bytes", absl::StrCat(kMaxManifestBytes)}});
+  }
+  manifest_ += frames;
+  return absl::OkStatus();
+}
+
+void CommitCall::Commit() {
+  const auto publication = context_.publications->Find(token_, record_.peer().uid);
+  if (!publication.ok()) return End(publication.status());
+  (*publication)
+      ->Commit(manifest_, [self = shared_from_this(), set = (*publication)->facts().set](const absl::Status& result) {
+        if (result.ok()) {
+          MutexLock lock(self->mutex_);
+          if (!self->ended_) *self->response_->mutable_weight_set() = self->context_.registry->Describe(set);
+        }
+        self->End(result);
+      });
+}
+
+void CommitCall::End(const absl::Status& status) {
+  MutexLock lock(mutex_);
+  if (std::exchange(ended_, true)) return;
+  Finish(record_.End(status));
+}
+
+void CommitCall::OnDone() {
+  const auto self = std::move(self_);  // destroys the call on return, unless somebody else still holds it
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,28 @@
+// The end of a loader's conversation with the broker: one rank's finished slabs and their manifest.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/memory/host_slab.h"
+#include "server/loader/load_memory.h"
+
+namespace weightbroker {
+
+struct ShardFacts {
+  int32_t rank = 0;
+  int64_t tensor_count = 0;
+  int64_t read_bytes = 0;
+};
+
+// A sealed memfd, as it is handed over.
+FinishedSlab FromSealed(SealedSlab slab);
+
+// Sends LoadSealed with the slabs' descriptors, where they have any, and the manifest's. SERVICE_UNAVAILABLE if the
+// broker has gone.
+absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const FinishedSlab> slabs,
+                       const std::string& manifest);
+
+}  // namespace weightbroker

@@ -1,0 +1,44 @@
+#include "common/base/thread.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/no_more_threads.h"
+#include "tests/support/status_matchers.h"
+
+namespace weightbroker {
+namespace {
+
+using ::testing::ExitedWithCode;
+using ::testing::HasSubstr;
+using ::weightbroker::testing::HasMetadata;
+using ::weightbroker::testing::IsOk;
+using ::weightbroker::testing::NoMoreThreads;
+using ::weightbroker::testing::StatusIs;
+
+TEST(StartThread, RunsItsBody) {
+  bool ran = false;
+  auto thread = StartThread("a test", [&] { ran = true; });
+  ASSERT_THAT(thread, IsOk());
+  thread->join();
+  EXPECT_TRUE(ran);
+}
+
+TEST(StartThread, SaysWhatForAndWhyThereIsNoneToBeHad) {
+  const NoMoreThreads no_more_threads;
+  const auto thread = StartThread("a test", [] {});
+  EXPECT_THAT(thread, StatusIs(Reason::kSystemError, HasSubstr("cannot start a thread for a test")));
+  EXPECT_THAT(thread, HasMetadata("errno", "EAGAIN"));
+}
+
+TEST(StartThreadDeathTest, EndsAProgramThatCannotWorkWithoutIt) {
+  EXPECT_EXIT(
+      {
+        const NoMoreThreads no_more_threads;
+        StartThreadOrExit("a test", [] {});
+      },
+      ExitedWithCode(1), "event=thread.not_started");
+}
+
+}  // namespace
+}  // namespace weightbroker
