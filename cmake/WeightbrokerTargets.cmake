@@ -122,7 +122,12 @@ function(weightbroker_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE weightbroker_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   # What is under test is optimized; the matchers that test it cost more to optimize than to run.
-  target_compile_options(${name} PRIVATE $<IF:$<BOOL:${WEIGHTBROKER_SANITIZE}>,-O0,-O1>)
+  if(WEIGHTBROKER_SANITIZE)
+    target_compile_options(${name} PRIVATE -O0)
+    target_compile_definitions(${name} PRIVATE WEIGHTBROKER_SANITIZED)  # whose memory is not as in a release
+  else()
+    target_compile_options(${name} PRIVATE -O1)
+  endif()
   target_compile_definitions(${name} PRIVATE
     WEIGHTBROKER_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
     WEIGHTBROKER_BIN_DIR="${PROJECT_BINARY_DIR}/bin")

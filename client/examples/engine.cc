@@ -96,6 +96,8 @@ int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   weightbroker::WeightSpec spec;
   spec.model = flags.model;
   spec.tensor_parallel_size = flags.tensor_parallel_size;
+  spec.layout = flags.layout;
+  spec.quantization = flags.quantization;
   const double start = example::Now();
   const auto weights = client.Attach(spec, ToAttachOptions(flags));
   const double attach_seconds = example::Now() - start;

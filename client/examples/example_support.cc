@@ -63,6 +63,9 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--torch_version", flags->torch_version, "The engine's torch version, or \"any\"")->required();
   app.add_option("--tp", flags->tensor_parallel_size, "The number of ranks that each weight is split over")
       ->check(CLI::PositiveNumber);
+  app.add_option("--layout", flags->layout, "hf or fused; default: hf");
+  app.add_option("--quantization", flags->quantization,
+                 "none, fp8 or fp8_block; default: what the checkpoint declares");
   app.add_option("--rank", flags->rank, "This engine's rank, from 0")->check(CLI::NonNegativeNumber);
   app.add_flag("--register", flags->register_if_missing, "Have the service load the model if it has not");
   app.add_flag("--json", flags->json, "Print one line of JSON instead of a table");

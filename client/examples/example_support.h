@@ -17,6 +17,8 @@ struct Flags {
   std::string model;
   std::string torch_version;
   int tensor_parallel_size = 1;
+  std::string layout;
+  std::string quantization;
   int rank = 0;
   bool register_if_missing = false;
   bool json = false;

@@ -209,6 +209,8 @@ v1::ExportRequest ToRequest(const StubFlags& flags) {
   v1::ExportRequest request;
   request.mutable_spec()->set_model(flags.model);
   request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
+  request.mutable_spec()->set_layout(flags.layout);
+  request.mutable_spec()->set_quantization(flags.quantization);
   request.set_rank(flags.rank);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.add_handle_kinds(flags.cuda_ipc ? v1::HANDLE_KIND_CUDA_IPC : v1::HANDLE_KIND_HOST_MEMFD);

@@ -10,9 +10,9 @@
 #include "client/src/map_shard.h"
 #include "client/src/slab_mapping.h"
 #include "common/base/error.h"
-#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/base/thread.h"
 
 namespace weightbroker::client {
 namespace {
@@ -81,8 +81,8 @@ class Attachment {
   std::thread StartMapping(absl::Status* mapped) {
     if (!engine_.is_host()) {
       const BlockSignals block;
-      std::thread mapper;
-      if (TryStartThread(&mapper, [this, mapped] { *mapped = Map(); })) return mapper;
+      auto mapper = StartThread("mapping GPU memory", [this, mapped] { *mapped = Map(); });
+      if (mapper.ok()) return *std::move(mapper);
     }
     *mapped = Map();
     return {};

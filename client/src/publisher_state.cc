@@ -82,6 +82,12 @@ absl::StatusOr<WritableMapping> WritableMapping::Map(int fd, const v1::Slab& sla
   const auto size = static_cast<size_t>(slab.size_bytes());
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return SystemError("mmap of a slab", errno);
+  // A child that is forked meanwhile must not keep the memory writable.
+  if (madvise(data, size, MADV_DONTFORK) != 0) {
+    const int error_number = errno;
+    munmap(data, size);
+    return SystemError("madvise(MADV_DONTFORK)", error_number);
+  }
   // A wish: what is written through this mapping is what the pages are allocated for.
   if (slab.page_kind() == v1::PAGE_KIND_TRANSPARENT_HUGE) madvise(data, size, MADV_HUGEPAGE);
   return WritableMapping(static_cast<std::byte*>(data), slab.size_bytes());

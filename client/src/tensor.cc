@@ -32,7 +32,8 @@ std::vector<int64_t> Tensor::Strides() const {
   int64_t stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= shape[i] > 0 ? shape[i] : 1;  // as torch does: a zero dimension counts as one
+    // As torch does: a zero dimension counts as one. What wraps around belongs to a tensor without elements.
+    (void)__builtin_mul_overflow(stride, shape[i] > 0 ? shape[i] : 1, &stride);
   }
   return strides;
 }

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
-#include <tuple>
-#include <vector>
 
 #include "client/tool/inspect.h"
 #include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
+#include "client/tool/spec_flags.h"
 #include "common/base/file.h"
 
 namespace weightbroker::tool {
@@ -98,39 +97,12 @@ class CommandLine {
     });
   }
 
-  // What a spec says besides the model; both `plan` and `register` take it.
-  static void AddSpecFlags(CLI::App* command, v1::WeightSpec* spec) {
-    using Setter = void (v1::WeightSpec::*)(int32_t);
-    const std::tuple<const char*, const char*, Setter> sizes[] = {
-        {"--tp", "Ranks that each weight is split over", &v1::WeightSpec::set_tensor_parallel_size},
-        {"--pp", "Stages that the layers are split over", &v1::WeightSpec::set_pipeline_parallel_size},
-        {"--ep", "Groups that the experts are split over", &v1::WeightSpec::set_expert_parallel_size},
-        {"--dp", "Replicas of everything but the experts", &v1::WeightSpec::set_data_parallel_size}};
-    for (const auto& [name, help, set] : sizes) {
-      command->add_option_function<int32_t>(
-          name, [spec, set = set](int32_t size) { (spec->*set)(size); }, help);
-    }
-    command->add_option("--layout", *spec->mutable_layout(), "hf or fused; default: hf");
-    command->add_option("--quantization,--quantize", *spec->mutable_quantization(),
-                        "none, fp8, or fp8_block for while it is loaded; default: what the checkpoint declares");
-    command->add_option("--dtype", *spec->mutable_dtype(), "BF16, F16 or F32; default: the checkpoint's own");
-    command->add_option("--mtp_layers", *spec->mutable_mtp_layers(), "keep or drop; default: keep");
-    command
-        ->add_option_function<std::vector<std::string>>(
-            "--unquantized_modules",
-            [spec](const std::vector<std::string>& names) {
-              spec->mutable_unquantized_modules()->Assign(names.begin(), names.end());
-            },
-            "Modules that --quantize leaves as they are, as a,b")
-        ->delimiter(',');
-  }
-
   void AddPlan() {
     CLI::App* command = app_.add_subcommand("plan", "Show offline which bytes each rank of a model would hold");
     command->add_option("folder", plan_.folder, "A model folder")->required();
+    AddSpecFlags(command, &plan_.spec);
     command->add_option("--rank", plan_.rank,
                         "One rank; default: all of them, and the table has the first one's tensors");
-    AddSpecFlags(command, &plan_.spec);
     command->add_option("--architecture_dir", plan_.architecture_dir, "A folder of architecture files");
     command->add_flag("--json", plan_.json, "Print JSON instead of a table");
     command->callback([this] { run_ = [this] { return RunPlan(plan_); }; });

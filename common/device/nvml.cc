@@ -19,7 +19,6 @@ constexpr char kLibrary[] = "libnvidia-ml.so.1";
 using NvmlDevice = void*;
 using NvmlResult = int;
 constexpr NvmlResult kNvmlSuccess = 0;
-constexpr NvmlResult kNvmlNotSupported = 3;
 constexpr NvmlResult kNvmlInsufficientSize = 7;
 constexpr unsigned kMigEnabled = 1;
 
@@ -142,11 +141,10 @@ class Nvml : public GpuInventory {
     ASSIGN_OR_RETURN(const GpuMemory memory, ReadMemory(device));
     gpu.total_bytes = memory.total_bytes;
     gpu.free_bytes = memory.free_bytes;
+    // GPUs that cannot be partitioned, and drivers in some sandboxes, have no answer.
     unsigned current = 0;
     unsigned pending = 0;
-    const NvmlResult mig = calls_.mig_mode(device, &current, &pending);
-    if (mig != kNvmlNotSupported) RETURN_IF_ERROR(Check(mig, "nvmlDeviceGetMigMode"));
-    gpu.mig_enabled = mig == kNvmlSuccess && current == kMigEnabled;
+    gpu.mig_enabled = calls_.mig_mode(device, &current, &pending) == kNvmlSuccess && current == kMigEnabled;
     return gpu;
   }
 

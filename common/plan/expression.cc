@@ -76,15 +76,14 @@ bool ConfigNumbers::HasAllNames(std::string_view expression) const {
 }
 
 void ConfigNumbers::Define(const std::string& name, const std::vector<std::string>& alternatives) {
-  missing_[name] = absl::StrJoin(alternatives, " or ");
   for (const std::string& alternative : alternatives) {
     if (!HasAllNames(alternative)) continue;
     const auto value = Evaluate(alternative);
     if (!value.ok()) continue;
     defined_[name] = *value;
-    missing_.erase(name);
     return;
   }
+  missing_[name] = absl::StrJoin(alternatives, " or ");
 }
 
 absl::StatusOr<int64_t> ConfigNumbers::ValueOf(std::string_view name) const {

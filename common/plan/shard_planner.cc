@@ -167,8 +167,9 @@ std::vector<std::pair<std::string, std::string>> ShardPlanner::AliasesOn(const P
     const TensorRule* const rule = FindRule(architecture_, name);
     const bool is_there = rule == nullptr || rule->stage == Stage::kEvery ||
                           (rule->stage == Stage::kFirst ? stage.index == 0 : stage.index == stage.size - 1);
-    const auto role = std::find_if(roles_.begin(), roles_.end(),
-                                   [&](const TensorRole& other) { return TensorOf(other).name == target; });
+    const auto role = std::find_if(roles_.begin(), roles_.end(), [&, &target = target](const TensorRole& other) {
+      return TensorOf(other).name == target;
+    });
     if (is_there && (role == roles_.end() || IsOnStage(*role, stage))) aliases.emplace_back(name, target);
   }
   return aliases;
@@ -202,6 +203,13 @@ absl::Status ShardPlanner::CheckBlocks(const TensorRole& role, const Region& reg
   return CheckBlocksAreWhole(region.cut, is_part, length, place, TensorOf(role).name);
 }
 
+bool ShardPlanner::IsUncut(const TensorRole& role) const {
+  if (IsWhole(role)) return true;
+  // Only who splits a vocabulary, or gives it to an engine in its own layout, fills it up.
+  const auto& spec = request_.spec;
+  return role.rule->split == Split::kVocab && spec.tensor_parallel_size() == 1 && spec.layout() == kHfLayout;
+}
+
 absl::StatusOr<ShardPlanner::Part> ShardPlanner::Cut(const TensorRole& role, const RankPlaces& places) const {
   const CheckpointTensor& tensor = TensorOf(role);
   const Place& place = role.rule->is_expert ? places.expert_part : places.tensor;
@@ -212,13 +220,13 @@ absl::StatusOr<ShardPlanner::Part> ShardPlanner::Cut(const TensorRole& role, con
   const bool is_scale = role.parameter == Parameter::kScale && role.partner >= 0;
   // Scales are cut as their weight is, and may be stored without dimensions of 1, or flat.
   if (is_scale) region.shape = request_.checkpoint.tensors[static_cast<size_t>(role.partner)].shape;
-  region.axis = IsWhole(role) ? 0 : AxisOf(role, region.shape.size());
+  region.axis = IsUncut(role) ? 0 : AxisOf(role, region.shape.size());
   if (static_cast<size_t>(region.axis) >= std::max<size_t>(region.shape.size(), 1)) {
     return Mismatch(tensor.name, absl::StrCat("is ", TypeText(tensor), "; what is split is its dimension ", region.axis,
                                               ", counted from 0"));
   }
   const int64_t length = region.shape.empty() ? 1 : region.shape[static_cast<size_t>(region.axis)];
-  if (IsWhole(role)) {
+  if (IsUncut(role)) {
     region.cut = WholeAxis(length);
   } else {
     ASSIGN_OR_RETURN(region.cut, SliceAxis(*role.rule, place, length, numbers_, tensor.name));

@@ -60,6 +60,7 @@ class ShardPlanner {
 
   bool IsQuantizedOnTheFly(const TensorRole& role) const;
   bool IsFp8(const TensorRole& role) const;
+  bool IsUncut(const TensorRole& role) const;
   absl::StatusOr<Part> Cut(const TensorRole& role, const RankPlaces& places) const;
   // Turns the region of an FP8 weight into that of its scales.
   static void ToScales(Region& region);

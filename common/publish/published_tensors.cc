@@ -34,7 +34,8 @@ std::vector<int64_t> ContiguousStrides(std::span<const int64_t> shape) {
   int64_t stride = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<int64_t>(shape[i], 1);
+    // What wraps around belongs to a tensor without elements, or to one that is refused for its size.
+    (void)__builtin_mul_overflow(stride, std::max<int64_t>(shape[i], 1), &stride);
   }
   return strides;
 }
@@ -139,13 +140,12 @@ absl::StatusOr<int64_t> PublishedSizeBytes(const std::string& name, v1::DataType
                                       ", strides ", absl::StrJoin(strides, ",")));
   }
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-  int64_t last_element = 0;
+  int64_t count = 1;
   bool fits = true;
-  if (strides.empty()) {
-    int64_t count = 1;
-    for (const int64_t size : shape) fits = fits && !__builtin_mul_overflow(count, size, &count);
-    last_element = count - 1;
-  }
+  for (const int64_t size : shape) fits = fits && !__builtin_mul_overflow(count, size, &count);
+  int64_t all_bytes = 0;
+  fits = fits && !__builtin_mul_overflow(count, info->bits / 8, &all_bytes);
+  int64_t last_element = strides.empty() ? count - 1 : 0;
   for (size_t i = 0; i < strides.size(); ++i) fits = fits && MultiplyAdd(shape[i] - 1, strides[i], &last_element);
   int64_t size_bytes = info->bits / 8;
   if (!fits || last_element == kMaxBytes || !MultiplyAdd(last_element, info->bits / 8, &size_bytes)) {

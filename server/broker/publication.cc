@@ -177,7 +177,8 @@ absl::Status Publication::DescribeDeath() {
 void Publication::Allocate(const std::vector<int64_t>& slab_bytes, AllocateDone done) {
   const absl::StatusOr<int64_t> bytes = Sum(slab_bytes);
   if (!bytes.ok()) return done(bytes.status());
-  const absl::Status granted = registry_->GrantMore(facts_.set, facts_.place.device, *bytes);
+  absl::Status granted = CheckOpenNow();  // why it has ended says more than that the set has
+  if (granted.ok()) granted = registry_->GrantMore(facts_.set, facts_.place.device, *bytes);
   if (!granted.ok()) return done(granted);
   Pending pending;
   pending.command.mutable_allocate()->mutable_slab_bytes()->Add(slab_bytes.begin(), slab_bytes.end());
@@ -229,6 +230,11 @@ absl::Status Publication::CheckOpen() const {
   RETURN_IF_ERROR(ended_);
   if (!committed_) return absl::OkStatus();
   return MakeError(Reason::kPublicationUnknown, "the publication has been committed already");
+}
+
+absl::Status Publication::CheckOpenNow() const {
+  MutexLock lock(mutex_);
+  return CheckOpen();
 }
 
 void Publication::Reject(Pending pending, const absl::Status& why) {

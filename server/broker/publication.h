@@ -102,6 +102,7 @@ class Publication {
   absl::Status OnAllocated(const internal::v1::SlabsAllocated& allocated, std::vector<UniqueFd> fds);
   absl::Status OnRefused(const absl::Status& why);
   absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckOpenNow() const;
   absl::Status Submit(Pending* pending);
   absl::Status SendPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<Pending> TakePending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -18,6 +18,8 @@ import numpy as np
 import fp8_blocks
 from checkpoint import RAW_TYPES, Checkpoint
 from models import MODELS, Config
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integration", "cli"))
+from service import Service  # noqa: E402
 from walk import CheckpointWalk, Illegal, RankWalk, Tensor
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
@@ -35,6 +37,7 @@ class Source:
 
     def __init__(self, checkpoint):
         self.tensors = checkpoint.tensors
+        self.stored_shapes = checkpoint.stored_shapes
         self.quantizable = set()
         self._kept = {}
 
@@ -134,6 +137,7 @@ def compare(loader, model, source, sizes, layout, quantize=False, dtype=None, un
     walk_model, config = MODELS[model]
     where = f"{model} {sizes} {layout}{' fp8_block' if quantize else ''}{' ' + dtype if dtype else ''}"
     world = sizes["tp"] * sizes["pp"] * sizes.get("dp", 1)
+    is_as_it_is = world == 1 and layout == "hf" and not quantize
     try:
         walks = []
         for rank in range(world):
@@ -171,7 +175,10 @@ def compare(loader, model, source, sizes, layout, quantize=False, dtype=None, un
         if set(rows) != set(walk.tensors):
             fail(f"{where}: rank {rank['rank']} has names that differ: {sorted(set(rows) ^ set(walk.tensors))[:8]}")
         for name, tensor in walk.tensors.items():
-            check_tensor(f"{where} rank {rank['rank']}", tensor, rows[name], memory)
+            row = rows[name]
+            if is_as_it_is and row["shape"] == source.stored_shapes.get(name):
+                row = dict(row, shape=list(tensor.shape))  # flat, as the file has it
+            check_tensor(f"{where} rank {rank['rank']}", tensor, row, memory)
     check_whole(where, source, walks)
     if answer["read_bytes"] > answer["file_bytes"]:
         fail(f"{where}: {answer['read_bytes']} bytes are read of {answer['file_bytes']}")
@@ -389,15 +396,64 @@ def check_conversion_rule(program):
     print(f"DeepSeek-V3's own conversion to 8 ranks gives the same  {time.monotonic() - start:6.1f} s", flush=True)
 
 
+def check_service(bin_dir):
+    """Whole models registered with a real service, as the client library gives them to an engine for each rank: one in
+    FP8 at TP 4, and one of an architecture that the service was given a file for."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as root:
+        with Service(bin_dir, {"models": root}, flags=["--architecture_dir", ARCHITECTURES]) as service:
+            check_engines(service, root, "Qwen3-0.6B", sizes(4))
+            check_engines(service, root, "novel", sizes(2))
+        bad = os.path.join(root, "bad")
+        os.mkdir(bad)
+        with open(os.path.join(bad, "bad.json"), "w") as file:
+            file.write("{}")
+        try:
+            with Service(bin_dir, {"models": root}, flags=["--architecture_dir", bad]):
+                fail("service: it starts with an architecture file that is wrong")
+        except RuntimeError as error:
+            if "bad.json: architectures: is missing" not in str(error):
+                fail(f"service: {error}")
+    print(f"a service and an engine for each rank, in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
+
+
+def check_engines(service, root, model, size):
+    walk_model, config = MODELS[model]
+    source = make(model, os.path.join(root, model), quantized=True)
+    split = ["--torch_version", "any", "--tp", str(size["tp"]), "--layout", "fused"]
+    registered = service.run("weightbroker", "register", f"models:{model}", *split)
+    if registered.returncode:
+        fail(f"service: {registered.stderr}")
+    for rank in range(size["tp"]):
+        walk = RankWalk(source, size, rank, "fused")
+        walk_model(walk, config)
+        with tempfile.TemporaryDirectory() as folder:
+            engine = service.run("engine", "--model", f"models:{model}", *split, "--mode", "client", "--rank", str(rank),
+                                 "--verify", "--dump_dir", folder)
+            if engine.returncode:
+                fail(f"service: {engine.stdout} {engine.stderr}")
+            if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
+                fail(f"service: rank {rank} of {model} has other names")
+            for name, tensor in walk.tensors.items():
+                with open(os.path.join(folder, name), "rb") as file:
+                    memory = file.read()
+                row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0,
+                       "size_bytes": len(memory)}
+                check_tensor(f"service, {model}, rank {rank}", tensor, row, memory)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
+    parser.add_argument("--bin_dir", help="of the service's programs, to check one, too")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--model")
     arguments = parser.parse_args()
     if not arguments.model:
         run_quantizer(arguments.program)
         check_conversion_rule(arguments.program)
+        if arguments.bin_dir:
+            check_service(arguments.bin_dir)
     for model in [arguments.model] if arguments.model else MODELS:
         run_model(arguments.program, model, arguments.full)
     print(f"the same as the reference: {Totals.tensors} tensors, {Totals.bytes:,} bytes, in {Totals.cases} cases; "

@@ -181,6 +181,8 @@ class RankWalk:
             return
         dtype, data = self._data(name)
         rows = -(-data.shape[0] // 64) * 64
+        if self.layout == "hf" and self.tp == 1:
+            rows = data.shape[0]
         if rows % self.tp:
             raise Illegal("vocabulary")
         each = rows // self.tp

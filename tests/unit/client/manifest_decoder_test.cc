@@ -91,6 +91,50 @@ TEST(ManifestDecoder, TakesSeveralMessages) {
   EXPECT_THAT(std::move(decoder).Finish(kSlabs), IsOk());
 }
 
+TEST(ManifestDecoder, GivesWhatAnEngineHasPublishedOfATensor) {
+  v1::Tensor whole = Row("a");
+  whole.set_kind(v1::TENSOR_KIND_NON_PERSISTENT_BUFFER);
+  (*whole.mutable_metadata())["format"] = "ue8m0";
+  (*whole.mutable_metadata())["by"] = "";
+  v1::Tensor sideways = Row("b");  // the same memory
+  sideways.set_alias_of("a");
+  sideways.mutable_shape()->SwapElements(0, 1);
+  sideways.add_strides(1);
+  sideways.add_strides(3);
+  v1::Tensor last_row = Row("c");
+  last_row.set_alias_of("a");
+  last_row.set_shape(0, 1);
+  last_row.set_size_bytes(6);
+  last_row.set_offset_bytes(256 + 18);
+  v1::Tensor gaps = Row("d");
+  gaps.add_strides(10);
+  gaps.add_strides(2);
+  gaps.set_size_bytes((3 * 10 + 2 * 2 + 1) * 2);
+  gaps.set_offset_bytes(512);
+
+  const auto manifest = Decode(Message({whole, sideways, last_row, gaps}), 4);
+
+  ASSERT_THAT(manifest, IsOk());
+  EXPECT_EQ(manifest->tensors[0].kind, TensorKind::kNonPersistentBuffer);
+  EXPECT_THAT(manifest->tensors[0].metadata, ElementsAre(TensorNote("by", ""), TensorNote("format", "ue8m0")));
+  EXPECT_TRUE(manifest->tensors[0].stated_strides.empty());
+  EXPECT_THAT(manifest->tensors[1].Strides(), ElementsAre(1, 3));
+  EXPECT_EQ(manifest->tensors[2].data, g_slab + 256 + 18);
+  EXPECT_THAT(manifest->tensors[3].stated_strides, ElementsAre(10, 2));
+  EXPECT_EQ(manifest->total_bytes, 24 + 70);
+}
+
+TEST(ManifestDecoder, RefusesStridesThatDoNotGiveTheSize) {
+  const auto with_strides = [](const std::vector<int64_t>& strides) {
+    return DecodeOne([&](v1::Tensor& row) { row.mutable_strides()->Assign(strides.begin(), strides.end()); });
+  };
+  EXPECT_THAT(with_strides({3, 1}), IsOk());
+  for (const std::vector<int64_t>& wrong :
+       {std::vector<int64_t>{3}, {3, 1, 1}, {4, 1}, {-3, 1}, {int64_t{1} << 62, 1}, {int64_t{1} << 61, 1}}) {
+    EXPECT_THAT(with_strides(wrong), StatusIs(Reason::kProtocolError, HasSubstr("type and shape give")));
+  }
+}
+
 TEST(ManifestDecoder, GivesATensorWithoutElementsNoAddress) {
   v1::Tensor row = Row("empty");
   row.set_shape(0, 0);
@@ -167,7 +211,11 @@ TEST(ManifestDecoder, RefusesAliasesOfOtherMemory) {
   v1::Tensor itself = Row("b");
   itself.set_alias_of("b");
 
-  for (const v1::Tensor& alias : {dangling, elsewhere, itself}) {
+  v1::Tensor beyond = Row("b");
+  beyond.set_alias_of("a");
+  beyond.set_offset_bytes(256 + 2);
+
+  for (const v1::Tensor& alias : {dangling, elsewhere, itself, beyond}) {
     EXPECT_THAT(Decode(Message({Row("a"), alias}), 2), StatusIs(Reason::kProtocolError, HasSubstr("is an alias of")));
   }
 }

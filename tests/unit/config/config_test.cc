@@ -171,6 +171,13 @@ TEST(BrokerConfig, RefusesToPingAllTheTime) {
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("--broker_ping_interval")));
 }
 
+TEST(BrokerConfig, RefusesAnArchitectureDirThatIsNoFolder) {
+  TempFolder folder;
+  EXPECT_EQ(Parse({"--socket=/s", "--architecture_dir=" + folder.path()})->architecture_dir, folder.path());
+  EXPECT_THAT(Parse({"--socket=/s", "--architecture_dir=/nowhere"}),
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("/nowhere")));
+}
+
 TEST(BrokerConfig, RefusesNumbersOutOfRange) {
   EXPECT_THAT(Parse({"--socket=/s", "--max_concurrent_loads=0"}),
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("from 1 to 64")));

@@ -58,6 +58,13 @@ TEST(Numbers, AreWorkedOutFromTheConfigAndItsSections) {
   EXPECT_THAT(numbers.Evaluate("experts"), StatusIs(Reason::kConfigMalformed, HasSubstr("experts")));
 }
 
+TEST(Numbers, MayHaveTheNameOfTheKeyThatTheyAre) {
+  const nlohmann::json config = {{"experts", 8}};
+  ConfigNumbers numbers(config, {""});
+  numbers.Define("experts", {"experts"});
+  EXPECT_EQ(*numbers.Evaluate("experts"), 8);
+}
+
 TEST(Numbers, RefuseWhatIsNoPositiveInteger) {
   for (const nlohmann::json& value :
        {nlohmann::json(0), nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json("8")}) {
