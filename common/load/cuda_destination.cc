@@ -12,21 +12,33 @@
 #include "common/base/status_macros.h"
 #include "common/device/gpu_digest.h"
 #include "common/device/gpu_kernel.h"
+#include "common/device/gpu_quantizer.h"
 #include "common/device/kernels/kernels.h"
 #include "common/device/kernels/scatter_runs.h"
 #include "common/load/not_finite.h"
 #include "common/quant/convert.h"
-#include "common/quant/fp8_block.h"
 
 namespace weightbroker {
 namespace {
 
-constexpr int64_t kBlock = 128;  // rows and columns of an FP8 block
 constexpr int64_t kStagingGranularityBytes = 1 << 20;
 
 int64_t ElementBytes(const DtypeInfo& dtype) { return dtype.bits / 8; }
 
-int64_t BlocksOf(int64_t elements) { return (elements + kBlock - 1) / kBlock; }
+// Rows that start at multiples of this are loaded by the kernel in whole vectors.
+constexpr int64_t kVectorBytes = 16;
+
+int64_t RoundUpTo(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+bool QuantizesAnything(const ShardPlan& plan) {
+  return std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                     [](const TensorPlacement& tensor) { return tensor.transform == Transform::kQuantizeFp8Block; });
+}
+
+Fp8Source SourceOf(const DtypeInfo& dtype) {
+  if (dtype.proto == v1::DATA_TYPE_BF16) return Fp8Source::kBf16;
+  return dtype.proto == v1::DATA_TYPE_F16 ? Fp8Source::kF16 : Fp8Source::kF32;
+}
 
 // Memory that is kept for the next one who needs as much: pinned on the host, or on the device.
 template <typename Address>
@@ -55,13 +67,15 @@ class Pool {
 class CudaDestination : public Destination {
  public:
   CudaDestination(const ShardPlan& plan, std::vector<CudaDevicePtr> slabs, CudaContext context, GpuDigester digester,
-                  GpuKernel scatter, std::function<absl::Status()> before_digests)
+                  GpuKernel scatter, std::optional<GpuQuantizer> quantizer,
+                  std::function<absl::Status()> before_digests)
       : plan_(plan),
         slabs_(std::move(slabs)),
         context_(std::move(context)),
         cuda_(context_.driver()),
         digester_(std::move(digester)),
         scatter_(std::move(scatter)),
+        quantizer_(std::move(quantizer)),
         before_digests_(std::move(before_digests)) {}
 
   // Nothing is under way any more unless something has failed; then the driver waits for it.
@@ -75,6 +89,19 @@ class CudaDestination : public Destination {
     for (CudaEvent const event : events_) (void)cuda_.EventDestroy(event);
     for (const auto& piece : staging_.free()) (void)cuda_.MemFreeHost(piece.address);
     for (const auto& piece : scratch_.free()) (void)cuda_.MemFree(piece.address);
+    if (not_finite_ != 0) (void)cuda_.MemFree(not_finite_);
+  }
+
+  // Before the first Store.
+  absl::Status Prepare() {
+    if (!quantizer_.has_value()) return absl::OkStatus();
+    const CudaScope current(context_);
+    RETURN_IF_ERROR(current.status());
+    const size_t size = plan_.tensors.size() * sizeof(uint64_t);
+    RETURN_IF_ERROR(Check(cuda_.MemAlloc(size, &not_finite_), "cuMemAlloc"));
+    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    RETURN_IF_ERROR(Check(cuda_.MemsetD8Async(not_finite_, 0xFF, size, stream), "cuMemsetD8Async"));
+    return Check(cuda_.StreamSynchronize(stream), "cuStreamSynchronize");
   }
 
   absl::Status Store(std::span<const std::byte> chunk, std::span<const Transfer> transfers) override {
@@ -115,6 +142,7 @@ class CudaDestination : public Destination {
       const CudaScope current(context_);
       RETURN_IF_ERROR(current.status());
       RETURN_IF_ERROR(Check(cuda_.CtxSynchronize(), "cuCtxSynchronize"));
+      RETURN_IF_ERROR(CheckAllWereFinite());
     }
     RETURN_IF_ERROR(before_digests_());
     std::vector<GpuRange> ranges;
@@ -193,6 +221,12 @@ class CudaDestination : public Destination {
   }
 
   absl::Status Convert(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
+    ASSIGN_OR_RETURN(const std::byte* const converted, ConvertRuns(transfer, source, flight));
+    return Copy(transfer, converted, transfer.run_elements * ElementBytes(*TensorOf(transfer).dtype), stream);
+  }
+
+  // The runs in the tensor's own type, one behind the other, in pinned memory.
+  absl::StatusOr<std::byte*> ConvertRuns(const Transfer& transfer, const std::byte* source, Flight* flight) {
     const DtypeInfo& dtype = *TensorOf(transfer).dtype;
     const int64_t run_bytes = transfer.run_elements * ElementBytes(dtype);
     ASSIGN_OR_RETURN(std::byte* const staging, Stage(transfer.run_count * run_bytes, flight));
@@ -200,41 +234,72 @@ class CudaDestination : public Destination {
       ConvertElements(*transfer.source_dtype, source + run * transfer.source_stride_bytes, dtype,
                       staging + run * run_bytes, transfer.run_elements);
     }
-    return Copy(transfer, staging, run_bytes, stream);
+    return staging;
   }
 
-  // The CPU quantizes, for it is what defines the bytes; the GPU gets them and their scales.
+  // The GPU quantizes, from a copy of the rows as they are.
   absl::Status Quantize(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
     const TensorPlacement& tensor = TensorOf(transfer);
     const TensorPlacement& scales = plan_.tensors[static_cast<size_t>(tensor.scale_tensor)];
-    const int64_t block_rows = BlocksOf(transfer.run_count);
-    const int64_t block_columns = BlocksOf(transfer.run_elements);
-    const auto scale_bytes = static_cast<int64_t>(sizeof(float));
-    ASSIGN_OR_RETURN(std::byte* const staging, Stage(transfer.run_count * transfer.run_elements, flight));
-    ASSIGN_OR_RETURN(std::byte* const staged_scales, Stage(block_rows * block_columns * scale_bytes, flight));
-    const auto bad =
-        QuantizeFp8Block({.dtype = transfer.source_dtype, .data = source, .row_bytes = transfer.source_stride_bytes},
-                         transfer.run_count, transfer.run_elements,
-                         {.data = staging,
-                          .row_elements = transfer.run_elements,
-                          .scales = reinterpret_cast<float*>(staged_scales),
-                          .scale_stride = block_columns});
-    if (bad.has_value()) return WeightNotFinite(tensor, transfer.offset + bad->row * transfer.stride + bad->column);
-    RETURN_IF_ERROR(Copy(transfer, staging, transfer.run_elements, stream));
-    return CopyRows({.to = PlaceOf(scales) + static_cast<CudaDevicePtr>(transfer.scale_offset * scale_bytes),
-                     .to_pitch = static_cast<size_t>(transfer.scale_stride * scale_bytes),
-                     .from = staged_scales,
-                     .from_pitch = static_cast<size_t>(block_columns * scale_bytes),
-                     .row_bytes = static_cast<size_t>(block_columns * scale_bytes),
-                     .rows = static_cast<size_t>(block_rows)},
-                    stream);
+    const int64_t row_bytes = transfer.run_elements * ElementBytes(*transfer.source_dtype);
+    const int64_t pitch = RoundUpTo(row_bytes, kVectorBytes);
+    ASSIGN_OR_RETURN(const CudaDevicePtr scratch, Scratchpad(transfer.run_count * pitch, flight));
+    RETURN_IF_ERROR(CopyRows({.to = scratch,
+                              .to_pitch = static_cast<size_t>(pitch),
+                              .from = source,
+                              .from_pitch = static_cast<size_t>(transfer.source_stride_bytes),
+                              .row_bytes = static_cast<size_t>(row_bytes),
+                              .rows = static_cast<size_t>(transfer.run_count)},
+                             stream));
+    const auto scale_offset = static_cast<CudaDevicePtr>(transfer.scale_offset) * sizeof(float);
+    const auto tensor_offset = static_cast<CudaDevicePtr>(transfer.tensor) * sizeof(uint64_t);
+    return quantizer_->Launch(SourceOf(*transfer.source_dtype),
+                              {.from = scratch,
+                               .from_row_bytes = pitch,
+                               .to = PlaceOf(transfer),
+                               .to_row_elements = transfer.stride,
+                               .scales = PlaceOf(scales) + scale_offset,
+                               .scale_row_elements = transfer.scale_stride,
+                               .rows = transfer.run_count,
+                               .columns = transfer.run_elements,
+                               .not_finite = not_finite_ + tensor_offset,
+                               .not_finite_base = transfer.offset},
+                              stream);
+  }
+
+  // Once everything has landed. WEIGHT_NOT_FINITE.
+  absl::Status CheckAllWereFinite() {
+    if (!quantizer_.has_value()) return absl::OkStatus();
+    std::vector<uint64_t> first(plan_.tensors.size());
+    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    RETURN_IF_ERROR(Check(cuda_.MemcpyDtoHAsync(first.data(), not_finite_, first.size() * sizeof(uint64_t), stream),
+                          "cuMemcpyDtoHAsync"));
+    RETURN_IF_ERROR(Check(cuda_.StreamSynchronize(stream), "cuStreamSynchronize"));
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (first[i] != ~uint64_t{0}) return WeightNotFinite(plan_.tensors[i], static_cast<int64_t>(first[i]));
+    }
+    return absl::OkStatus();
   }
 
   // The GPU moves single elements apart, from a copy of the runs as they are.
   absl::Status Transpose(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
+    if (transfer.source_dtype != TensorOf(transfer).dtype) return ConvertAndTranspose(transfer, source, stream, flight);
+    return TransposeRuns(transfer, source, transfer.source_stride_bytes, stream, flight);
+  }
+
+  absl::Status ConvertAndTranspose(const Transfer& transfer, const std::byte* source, CudaStream stream,
+                                   Flight* flight) {
+    ASSIGN_OR_RETURN(const std::byte* const converted, ConvertRuns(transfer, source, flight));
+    return TransposeRuns(transfer, converted, transfer.run_elements * ElementBytes(*TensorOf(transfer).dtype), stream,
+                         flight);
+  }
+
+  // Of runs that have the tensor's own type.
+  absl::Status TransposeRuns(const Transfer& transfer, const std::byte* source, int64_t source_stride_bytes,
+                             CudaStream stream, Flight* flight) {
     const int64_t element = ElementBytes(*TensorOf(transfer).dtype);
     const int64_t run_bytes = transfer.run_elements * element;
-    const int64_t source_bytes = (transfer.run_count - 1) * transfer.source_stride_bytes + run_bytes;
+    const int64_t source_bytes = (transfer.run_count - 1) * source_stride_bytes + run_bytes;
     ASSIGN_OR_RETURN(const CudaDevicePtr scratch, Scratchpad(source_bytes, flight));
     RETURN_IF_ERROR(
         Check(cuda_.MemcpyHtoDAsync(scratch, source, static_cast<size_t>(source_bytes), stream), "cuMemcpyHtoDAsync"));
@@ -242,7 +307,7 @@ class CudaDestination : public Destination {
                         .to = PlaceOf(transfer),
                         .run_elements = transfer.run_elements,
                         .run_count = transfer.run_count,
-                        .from_stride_bytes = transfer.source_stride_bytes,
+                        .from_stride_bytes = source_stride_bytes,
                         .stride = transfer.stride,
                         .element_stride = transfer.element_stride,
                         .element_bytes = element};
@@ -322,9 +387,11 @@ class CudaDestination : public Destination {
   CudaDriver& cuda_;
   const GpuDigester digester_;
   const GpuKernel scatter_;
+  const std::optional<GpuQuantizer> quantizer_;  // if the plan has anything to quantize
   const std::function<absl::Status()> before_digests_;
 
   Mutex mutex_;
+  CudaDevicePtr not_finite_ = 0;  // constant once prepared: of each tensor, the first element that is not finite, or ~0
   std::map<std::thread::id, CudaStream> streams_ ABSL_GUARDED_BY(mutex_);
   std::multimap<const std::byte*, Flight> flights_ ABSL_GUARDED_BY(mutex_);  // by the start of their chunk
   std::vector<CudaEvent> events_ ABSL_GUARDED_BY(mutex_);                    // that nobody uses
@@ -360,8 +427,15 @@ absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan
                                                                  std::function<absl::Status()> before_digests) {
   ASSIGN_OR_RETURN(GpuDigester digester, GpuDigester::Create(context));
   ASSIGN_OR_RETURN(GpuKernel scatter, GpuKernel::Load(context, ScatterKernelImage(), kScatterKernelName));
-  return std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
-                                           std::move(before_digests));
+  std::optional<GpuQuantizer> quantizer;
+  if (QuantizesAnything(plan)) {
+    ASSIGN_OR_RETURN(quantizer, GpuQuantizer::Create(context));
+  }
+  auto destination =
+      std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
+                                        std::move(quantizer), std::move(before_digests));
+  RETURN_IF_ERROR(destination->Prepare());
+  return destination;
 }
 
 }  // namespace weightbroker

@@ -5,8 +5,8 @@
 //   auto destination = MakeCudaDestination(plan.shards[0], slab_addresses, context);
 //   if (!destination.ok()) return destination.status();             // the kernels do not run on this GPU
 //
-// Buffers and memory are still the caller's, and must outlive the destination. Bytes that are neither copied nor moved
-// are made on the CPU, by the same code as for host memory, so that both have the same bytes.
+// Buffers and memory are still the caller's, and must outlive the destination. Weights are quantized on the GPU, behind
+// the copies, to the same bytes as in host memory; what is converted is made on the CPU, by the same code.
 #pragma once
 
 #include <functional>

@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/device/kernels/digest_tiles.h"
 #include "common/device/kernels/scatter_runs.h"
+#include "common/quant/fp8_block_tile.h"
+#include "tests/support/play_fp8_kernel.h"
 
 namespace weightbroker::testing {
 namespace {
@@ -46,6 +48,16 @@ std::string UuidOfFd(int fd) {
   const std::string text(target, static_cast<size_t>(std::max<ssize_t>(0, size)));
   if (text.compare(0, prefix.size(), prefix) != 0) return "";
   return text.substr(prefix.size(), FakeGpuUuid(0).size());
+}
+
+bool IsFp8Kernel(const std::string& name) {
+  return name == kFp8KernelBf16 || name == kFp8KernelF16 || name == kFp8KernelF32;
+}
+
+void RunFp8Kernel(const std::string& name, const Fp8BlockLaunch& launch) {
+  if (name == kFp8KernelBf16) return PlayFp8Kernel<Bf16Format>(launch);
+  if (name == kFp8KernelF16) return PlayFp8Kernel<F16Format>(launch);
+  PlayFp8Kernel<F32Format>(launch);
 }
 
 void RunDigestKernel(const wbd1::DigestRange* ranges, int64_t range_count, int64_t tile_count, uint64_t* lanes) {
@@ -576,7 +588,7 @@ CudaResult FakeCudaDriver::ModuleGetFunction(CudaModule module, const char* name
   if (const CudaResult result = Enter("cuModuleGetFunction"); result != kCudaSuccess) return result;
   if (modules_.count(module) == 0) return kCudaInvalidHandle;
   const std::string text = name;
-  if (text != wbd1::kDigestKernelName && text != kScatterKernelName) return kCudaNotFound;
+  if (text != wbd1::kDigestKernelName && text != kScatterKernelName && !IsFp8Kernel(text)) return kCudaNotFound;
   *function = NewObject();
   functions_[*function] = text;
   return kCudaSuccess;
@@ -593,6 +605,11 @@ CudaResult FakeCudaDriver::LaunchKernel(CudaFunction function, const CudaLaunch&
     return Enqueue(stream, [=] {
       for (int64_t i = 0; i < runs.run_count * runs.run_elements; ++i) ScatterElement(runs, i);
     });
+  }
+  if (IsFp8Kernel(name->second)) {
+    const Fp8BlockLaunch blocks = *static_cast<Fp8BlockLaunch*>(parameters[0]);
+    if (launch.block_threads != kFp8Threads || launch.grid_blocks != blocks.BlockCount()) return kCudaInvalidValue;
+    return Enqueue(stream, [kernel = name->second, blocks] { RunFp8Kernel(kernel, blocks); });
   }
   if (launch.block_threads != wbd1::kDigestThreads) return kCudaInvalidValue;
   const auto* const ranges =

@@ -5,6 +5,7 @@
 namespace weightbroker {
 
 const void* DigestKernelImage();
+const void* Fp8BlockKernelImage();
 const void* ScatterKernelImage();
 
 }  // namespace weightbroker
