@@ -66,6 +66,12 @@ absl::Status AllocationError(const CudaContext& context, CudaResult result, cons
                     {"call", call}});
 }
 
+// Of the GPU where the memory lies; empty where this process does not see it.
+absl::StatusOr<std::string> UuidWhereVisible(CudaDriver& driver, const CudaAllocationProp& prop) {
+  if (prop.location.type != kCudaLocationDevice || prop.location.id < 0) return std::string();
+  return UuidOfCudaDevice(driver, prop.location.id);
+}
+
 // Ok if `handle` is of memory on the context's device.
 absl::Status CheckDeviceOf(const CudaContext& context, CudaMemHandle handle) {
   CudaDriver& driver = context.driver();
@@ -75,15 +81,13 @@ absl::Status CheckDeviceOf(const CudaContext& context, CudaMemHandle handle) {
   }
   if (prop.location.type == kCudaLocationDevice && prop.location.id == context.device()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string wanted, UuidOfCudaDevice(driver, context.device()));
-  const bool visible = prop.location.type == kCudaLocationDevice && prop.location.id >= 0;
-  std::string found = "one that this process does not see";
-  if (visible) {
-    ASSIGN_OR_RETURN(found, UuidOfCudaDevice(driver, prop.location.id));
-  }
-  return MakeError(Reason::kDeviceMismatch,
-                   absl::StrCat("the slab is on another GPU, ", found, ", than this engine's, ", wanted,
-                                ": every access would go over the bus; run the engine on the GPU that has the weights"),
-                   {{"device_uuid", visible ? found : "invisible"}, {"wanted_uuid", wanted}});
+  ASSIGN_OR_RETURN(const std::string found, UuidWhereVisible(driver, prop));
+  return MakeError(
+      Reason::kDeviceMismatch,
+      absl::StrCat("the slab is on another GPU, ", found.empty() ? "one that this process does not see" : found,
+                   ", than this engine's, ", wanted,
+                   ": every access would go over the bus; run the engine on the GPU that has the weights"),
+      {{"device_uuid", found.empty() ? "invisible" : found}, {"wanted_uuid", wanted}});
 }
 
 }  // namespace

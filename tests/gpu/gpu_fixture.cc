@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/attach.h"
-#include "common/device/cuda_driver.h"
 #include "tests/support/checkpoint_builder.h"
 
 namespace weightbroker::testing {
@@ -84,6 +83,23 @@ void WriteSmallGpuModel(const Service& service, const std::string& model) {
       .Tensor("large", "U8", {9'000'001})
       .Tensor("scalar", "I64", {})
       .Write(service.NewModel(model));
+}
+
+FilledGpu::FilledGpu(const std::string& uuid, int64_t leave_bytes)
+    : context_(*CudaContext::Retain(**LoadCudaDriver(), *FindCudaDevice(**LoadCudaDriver(), uuid))) {
+  const CudaScope current(context_);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  EXPECT_EQ(context_.driver().MemGetInfo(&free_bytes, &total_bytes), kCudaSuccess);
+  const size_t size_bytes = free_bytes - static_cast<size_t>(leave_bytes);
+  EXPECT_EQ(context_.driver().MemAlloc(size_bytes, &taken_), kCudaSuccess);
+  EXPECT_EQ(context_.driver().MemsetD8Async(taken_, 0xA5, size_bytes, nullptr), kCudaSuccess);
+  EXPECT_EQ(context_.driver().CtxSynchronize(), kCudaSuccess);
+}
+
+FilledGpu::~FilledGpu() {
+  const CudaScope current(context_);
+  context_.driver().MemFree(taken_);
 }
 
 }  // namespace weightbroker::testing

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/device/cuda_context.h"
+#include "common/device/cuda_driver.h"
 #include "common/device/gpu_inventory.h"
 #include "tests/integration/program.h"
 #include "tests/integration/service.h"
@@ -65,5 +67,19 @@ class GpuTest : public ::testing::Test {
 
 // A few tensors of different types, shapes and sizes.
 void WriteSmallGpuModel(const Service& service, const std::string& model);
+
+// Takes all of a GPU's free memory but `leave_bytes`, until it goes, and writes to every byte of it: what is read of
+// memory that has been given back is wrong then.
+class FilledGpu {
+ public:
+  FilledGpu(const std::string& uuid, int64_t leave_bytes);
+  ~FilledGpu();
+  FilledGpu(const FilledGpu&) = delete;
+  FilledGpu& operator=(const FilledGpu&) = delete;
+
+ private:
+  const CudaContext context_;
+  CudaDevicePtr taken_ = 0;
+};
 
 }  // namespace weightbroker::testing

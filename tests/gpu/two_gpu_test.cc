@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Values;
 
 // As small as a model of an architecture that can be split can be.
 void WriteSmallLlama(const std::string& folder) {
@@ -50,6 +51,13 @@ class TwoGpus : public GpuTest {
                         "--cuda_device", absl::StrCat(cuda_device)});
   }
 };
+
+class TwoGpusOfAKind : public TwoGpus, public ::testing::WithParamInterface<v1::HandleKind> {};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, TwoGpusOfAKind, Values(v1::HANDLE_KIND_CUDA_VMM_FD, v1::HANDLE_KIND_CUDA_IPC),
+                         [](const auto& kind) {
+                           return kind.param == v1::HANDLE_KIND_CUDA_IPC ? "CudaIpc" : "CudaVmm";
+                         });
 
 TEST_F(TwoGpus, AreNotMixedUpNamingBoth) {
   const auto service = StartService();
@@ -123,7 +131,7 @@ TEST_F(TwoGpus, HoldARankEach) {
   EXPECT_EQ(first.Json()["fingerprint"], second.Json()["fingerprint"]);
 }
 
-TEST_F(TwoGpus, AreBothGivenBackWhenOneRanksLoadFails) {
+TEST_F(TwoGpus, AreBothLeftAloneWhenOneIsNotThere) {
   const int64_t before[] = {FreeBytes(0), FreeBytes(1)};
   const auto service = StartService();
   WriteSmallLlama(service->NewModel("llama"));
@@ -133,6 +141,23 @@ TEST_F(TwoGpus, AreBothGivenBackWhenOneRanksLoadFails) {
   EXPECT_THAT(set, StatusIs(Reason::kDeviceUnknown));
   EXPECT_TRUE(ComesBackTo(before[0], 0));
   EXPECT_TRUE(ComesBackTo(before[1], 1));
+}
+
+TEST_P(TwoGpusOfAKind, AreBothGivenBackWhenOneHasNoRoom) {
+  const auto service = StartService();
+  WriteSmallLlama(service->NewModel("llama"));
+  const int64_t before = FreeBytes(0);
+  {
+    const FilledGpu filled(Uuid(1), /*leave_bytes=*/64 * kMiB);
+
+    const auto set = RegisterOnGpu(*service, "llama", GetParam(), {Uuid(0), Uuid(1)});
+
+    EXPECT_FALSE(set.ok());
+    EXPECT_THAT(std::string(set.status().message()), HasSubstr(Uuid(1)));
+    EXPECT_TRUE(Eventually([&] { return service->Loaders().empty(); }));
+    EXPECT_TRUE(ComesBackTo(before, 0));
+  }
+  EXPECT_THAT(RegisterOnGpu(*service, "llama", GetParam(), {Uuid(0), Uuid(1)}), IsOk());
 }
 
 // One service for each GPU: the ranks' services know nothing of each other.

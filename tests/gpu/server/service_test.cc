@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -34,6 +36,16 @@ constexpr int64_t kDriverKeepsBytes = 16 * kMiB;
 std::string MapsOf(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/maps"));
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// What a process has open, a line each.
+std::string OpenFilesOf(pid_t pid) {
+  std::string files;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    absl::StrAppend(&files, std::filesystem::read_symlink(entry.path(), error).string(), "\n");
+  }
+  return files;
 }
 
 class GpuServiceTest : public GpuTest {
@@ -91,7 +103,7 @@ TEST_F(GpuServiceTest, NoProcessOfItsOwnHasCudaWhileAVmmSetIsResident) {
   ASSERT_THAT(set, IsOk());
   EXPECT_TRUE(Eventually([&] { return service->Loaders().empty(); }));
   for (const pid_t pid : service->Processes()) {
-    EXPECT_THAT(MapsOf(pid), Not(HasSubstr("libcuda.so"))) << pid;
+    EXPECT_THAT(OpenFilesOf(pid), Not(HasSubstr("/dev/nvidia-uvm"))) << pid << ": every CUDA context needs it";
   }
   EXPECT_THAT(MapsOf(service->program().pid()), Not(HasSubstr("libnvidia-ml"))) << "the keeper";
   EXPECT_TRUE(Eventually([&] { return CountProcesses() == processes_before; })) << Processes();
@@ -189,12 +201,16 @@ TEST_F(GpuServiceTest, BrokerLoaderAndExporterKilledTogetherLeaveWhatNeedsNoneOf
   for (const pid_t loader : service->Loaders()) kill(loader, SIGKILL);
   ASSERT_EQ(kill(broker, SIGKILL), 0);
   ASSERT_TRUE(IsReplaced(*service, broker));
-  const auto health = service->Health();
-  ASSERT_THAT(health->weight_sets(), SizeIs(2));
-  for (const v1::WeightSet& set : health->weight_sets()) {
-    const bool is_ipc = set.fingerprint() == ipc->fingerprint();
-    EXPECT_EQ(set.shards(0).export_refusal().empty(), !is_ipc) << set.ShortDebugString();
-  }
+  // The kernel gives a dying exporter's memory back before it closes the socket by which its death is known.
+  const auto refuses = [&](const std::string& fingerprint) {
+    for (const v1::WeightSet& set : service->Health()->weight_sets()) {
+      if (set.fingerprint() == fingerprint) return !set.shards(0).export_refusal().empty();
+    }
+    ADD_FAILURE() << "the next broker knows no " << fingerprint;
+    return false;
+  };
+  EXPECT_TRUE(Eventually([&] { return refuses(ipc->fingerprint()); }));
+  EXPECT_FALSE(refuses(vmm->fingerprint()));
   ASSERT_THAT(service->Unregister(ipc->fingerprint(), /*force=*/false), IsOk());
   EXPECT_THAT(RegisterOnGpu(*service, "large", v1::HANDLE_KIND_CUDA_IPC), IsOk());
 }
