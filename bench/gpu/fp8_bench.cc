@@ -3,19 +3,22 @@
 //
 //   fp8_bench [--json]
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "bench/bench_support.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/device/cuda_context.h"
+#include "common/device/gpu_inventory.h"
 #include "common/device/gpu_quantizer.h"
 
 namespace weightbroker::bench {
@@ -26,16 +29,18 @@ constexpr int64_t kRows = 131'072;  // 1.75 GiB of BF16: nothing of it stays in 
 constexpr int kLaunches = 20;
 constexpr int kRounds = 7;
 
+using Samples = std::map<std::string, std::vector<double>>;  // of what -> bytes a second
+
 class Bench {
  public:
   explicit Bench(CudaContext context) : context_(std::move(context)), cuda_(context_.driver()) {}
 
-  absl::StatusOr<nlohmann::json> Run() {
+  absl::StatusOr<Samples> Run() {
     const CudaScope current(context_);
     RETURN_IF_ERROR(current.status());
     RETURN_IF_ERROR(Prepare());
     ASSIGN_OR_RETURN(const GpuQuantizer quantizer, GpuQuantizer::Create(context_));
-    nlohmann::json result;
+    Samples result;
     const auto quantize = [&](Fp8Source source, int64_t element_bytes, int64_t rows) {
       return quantizer.Launch(source,
                               {.from = source_,
@@ -97,14 +102,14 @@ class Bench {
   }
 
   absl::Status Measure(const std::string& name, int64_t bytes, const std::function<absl::Status()>& launch,
-                       nlohmann::json& result) {
+                       Samples& result) {
     RETURN_IF_ERROR(launch());  // warm
     RETURN_IF_ERROR(Check(cuda_.StreamSynchronize(nullptr), "cuStreamSynchronize"));
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < kLaunches; ++i) RETURN_IF_ERROR(launch());
     RETURN_IF_ERROR(Check(cuda_.StreamSynchronize(nullptr), "cuStreamSynchronize"));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    result[name].push_back(static_cast<double>(bytes) * kLaunches / seconds.count() / 1e9);
+    result[name].push_back(static_cast<double>(bytes) * kLaunches / seconds.count());
     return absl::OkStatus();
   }
 
@@ -118,15 +123,23 @@ class Bench {
   CudaFunction copy_ = nullptr;
 };
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-absl::StatusOr<nlohmann::json> RunOnFirstGpu() {
+absl::StatusOr<nlohmann::ordered_json> RunOnFirstGpu() {
+  ASSIGN_OR_RETURN(const std::unique_ptr<GpuInventory> inventory, OpenNvml());
   ASSIGN_OR_RETURN(CudaDriver* const cuda, LoadCudaDriver());
+  ASSIGN_OR_RETURN(const std::string uuid, UuidOfCudaDevice(*cuda, 0));
+  ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, inventory->List());
   ASSIGN_OR_RETURN(CudaContext context, CudaContext::Retain(*cuda, 0));
-  return Bench(std::move(context)).Run();
+  ASSIGN_OR_RETURN(const auto samples, Bench(std::move(context)).Run());
+  nlohmann::ordered_json report = {
+      {"benchmark", "gpu_fp8"}, {"driver", inventory->driver_version()}, {"rows", kRows},
+      {"columns", kColumns},    {"launches_a_sample", kLaunches},        {"machine", DescribeMachine()}};
+  for (const GpuInfo& gpu : gpus) {
+    if (gpu.uuid == uuid) report["gpu"] = gpu.name;
+  }
+  for (const auto& [name, speeds] : samples) report["bytes_per_second"][name] = ToJson(Summarize(speeds));
+  const auto median = [&](const std::string& name) { return report["bytes_per_second"][name]["median"].get<double>(); };
+  for (const auto& [name, speeds] : samples) report["share_of_the_copy"][name] = median(name) / median("copy");
+  return report;
 }
 
 int Run(bool json) {
@@ -136,13 +149,12 @@ int Run(bool json) {
     return 1;
   }
   if (json) {
-    std::printf("%s\n", result->dump().c_str());
+    std::printf("%s\n", result->dump(2).c_str());
     return 0;
   }
-  const double copy = Median((*result)["copy"]);
-  for (const char* name : {"copy", "bf16", "f16", "f32"}) {
-    const double speed = Median((*result)[name]);
-    std::printf("%-5s %8.0f GB/s  %5.1f %% of the copy\n", name, speed, 100 * speed / copy);
+  for (const auto& [name, share] : (*result)["share_of_the_copy"].items()) {
+    std::printf("%-5s %8.0f GB/s  %5.1f %% of the copy\n", name.c_str(),
+                (*result)["bytes_per_second"][name]["median"].get<double>() / 1e9, 100 * share.get<double>());
   }
   return 0;
 }
@@ -153,7 +165,7 @@ int Run(bool json) {
 int main(int argc, char** argv) {
   CLI::App app{"Measures quantizing to FP8 on the first GPU."};
   bool json = false;
-  app.add_flag("--json", json, "Print every round, in GB/s");
+  app.add_flag("--json", json, "Print JSON with every sample");
   CLI11_PARSE(app, argc, argv);
   return weightbroker::bench::Run(json);
 }

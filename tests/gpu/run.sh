@@ -83,9 +83,9 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_engine_test gpu_isolation_test gpu_two_gpu_test gpu_torch_test gpu_attach_bench torch_engine $(gpu_tests))
+      gpu_attach_bench fp8_bench torch_engine $(gpu_tests))
   fi
-  cmake --build --preset release --target "${targets[@]}"
+  cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
 
 # Every test that carries the label, wherever it is declared.
@@ -120,6 +120,8 @@ run_bench() {
   local flags=()
   read -r -a flags <<<"${GPU_BENCH_FLAGS:-}"
   torch_folder >/dev/null || flags+=(--arms "vmm,ipc,tensors")
+  "$BUILD/bin/fp8_bench" --json >"$RESULTS/gpu_fp8.json" || return 1
+  cat "$RESULTS/gpu_fp8.json"
   "$BUILD/bin/gpu_attach_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_attach.json" || return 1
   python3 bench/gpu/table.py "$RESULTS/gpu_attach.json"
   rm -rf "$folder"
