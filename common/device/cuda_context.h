@@ -29,11 +29,14 @@ absl::StatusOr<CudaDevice> FindCudaDevice(CudaDriver& driver, const std::string&
 absl::StatusOr<std::string> UuidOfCudaDevice(CudaDriver& driver, CudaDevice device);
 
 // Holds a device's primary context: creates it if nobody in this process has (110 to 150 ms), else shares it. Copies
-// hold the same one; it is given back with the last of them.
+// hold the same one; it is given back with the last of them. One that was moved from holds none: nothing else may be
+// asked of it.
 class CudaContext {
  public:
+  CudaContext() = default;  // none
   static absl::StatusOr<CudaContext> Retain(CudaDriver& driver, CudaDevice device);
 
+  bool has_value() const { return state_ != nullptr; }
   CudaDriver& driver() const { return state_->driver; }
   CudaDevice device() const { return state_->device; }
   CudaContextHandle handle() const { return state_->handle; }

@@ -37,17 +37,17 @@ absl::StatusOr<GpuKernel> GpuKernel::Load(const CudaContext& context, const void
 }
 
 absl::Status GpuKernel::Launch(const CudaLaunch& launch, CudaStream stream, void** parameters) const {
-  const auto result = context_->driver().LaunchKernel(function_, launch, stream, parameters);
+  const auto result = context_.driver().LaunchKernel(function_, launch, stream, parameters);
   if (result == kCudaSuccess) return absl::OkStatus();
-  return CudaError(context_->driver(), result, "cuLaunchKernel", absl::StrCat("starting ", name_));
+  return CudaError(context_.driver(), result, "cuLaunchKernel", absl::StrCat("starting ", name_));
 }
 
 absl::StatusOr<unsigned> GpuKernel::ChooseBlocks(int64_t most) const {
   int multiprocessors = 0;
   const auto result =
-      context_->driver().DeviceGetAttribute(context_->device(), kCudaAttributeMultiprocessorCount, &multiprocessors);
+      context_.driver().DeviceGetAttribute(context_.device(), kCudaAttributeMultiprocessorCount, &multiprocessors);
   if (result != kCudaSuccess) {
-    return CudaError(context_->driver(), result, "cuDeviceGetAttribute", "counting multiprocessors");
+    return CudaError(context_.driver(), result, "cuDeviceGetAttribute", "counting multiprocessors");
   }
   return static_cast<unsigned>(std::clamp<int64_t>(multiprocessors * kBlocksPerMultiprocessor, 1, most));
 }
@@ -55,7 +55,7 @@ absl::StatusOr<unsigned> GpuKernel::ChooseBlocks(int64_t most) const {
 GpuKernel& GpuKernel::operator=(GpuKernel&& other) noexcept {
   if (this == &other) return *this;
   Release();
-  context_ = std::exchange(other.context_, std::nullopt);
+  context_ = std::move(other.context_);
   module_ = std::exchange(other.module_, nullptr);
   function_ = std::exchange(other.function_, nullptr);
   name_ = other.name_;
@@ -65,10 +65,10 @@ GpuKernel& GpuKernel::operator=(GpuKernel&& other) noexcept {
 void GpuKernel::Release() {
   if (!context_.has_value()) return;
   {
-    const CudaScope current(*context_);
-    (void)context_->driver().ModuleUnload(module_);
+    const CudaScope current(context_);
+    (void)context_.driver().ModuleUnload(module_);
   }
-  context_.reset();
+  context_ = CudaContext();
 }
 
 }  // namespace weightbroker

@@ -6,7 +6,6 @@
 // Thread-safe once loaded. It holds the context. Move-only.
 #pragma once
 
-#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -31,13 +30,13 @@ class GpuKernel {
   // Blocks enough to keep the GPU busy, and no more than `most`, which is more than 0.
   absl::StatusOr<unsigned> ChooseBlocks(int64_t most) const;
 
-  const CudaContext& context() const { return *context_; }
+  const CudaContext& context() const { return context_; }
 
  private:
   GpuKernel(CudaContext context, CudaModule module) : context_(std::move(context)), module_(module) {}
   void Release();
 
-  std::optional<CudaContext> context_;  // none once moved from
+  CudaContext context_;  // none once moved from
   CudaModule module_ = nullptr;
   CudaFunction function_ = nullptr;  // of the module
   const char* name_ = "";

@@ -129,8 +129,8 @@ absl::StatusOr<CudaVmmMemory> CudaVmmMemory::Import(const CudaContext& context, 
 
 absl::StatusOr<UniqueFd> CudaVmmMemory::Export() const {
   int number = -1;
-  if (const CudaResult result = context_->driver().MemExportToFd(handle_, &number); result != kCudaSuccess) {
-    return CudaError(context_->driver(), result, "cuMemExportToShareableHandle", "making a descriptor of a slab");
+  if (const CudaResult result = context_.driver().MemExportToFd(handle_, &number); result != kCudaSuccess) {
+    return CudaError(context_.driver(), result, "cuMemExportToShareableHandle", "making a descriptor of a slab");
   }
   UniqueFd fd(number);
   if (fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0) return SystemError("fcntl of a slab's descriptor", errno);
@@ -140,7 +140,7 @@ absl::StatusOr<UniqueFd> CudaVmmMemory::Export() const {
 CudaVmmMemory& CudaVmmMemory::operator=(CudaVmmMemory&& other) noexcept {
   if (this == &other) return *this;
   Release();
-  context_ = std::exchange(other.context_, std::nullopt);
+  context_ = std::move(other.context_);
   handle_ = std::exchange(other.handle_, 0);
   size_bytes_ = std::exchange(other.size_bytes_, 0);
   return *this;
@@ -148,8 +148,8 @@ CudaVmmMemory& CudaVmmMemory::operator=(CudaVmmMemory&& other) noexcept {
 
 // What fails here fails because the driver is at its end; the kernel then takes the memory back itself. So below.
 void CudaVmmMemory::Release() {
-  if (context_.has_value()) (void)context_->driver().MemRelease(handle_);
-  context_.reset();
+  if (context_.has_value()) (void)context_.driver().MemRelease(handle_);
+  context_ = CudaContext();
 }
 
 // ---- CudaReservation
@@ -172,8 +172,8 @@ absl::Status CudaReservation::Map(int64_t offset_bytes, const CudaVmmMemory& mem
                      absl::StrCat("a slab of ", memory.size_bytes(), " bytes does not fit at ", offset_bytes,
                                   " of a reservation of ", size_bytes_));
   }
-  CudaDriver& driver = context_->driver();
-  const CudaScope current(*context_);
+  CudaDriver& driver = context_.driver();
+  const CudaScope current(context_);
   RETURN_IF_ERROR(current.status());
   const CudaDevicePtr at = address_ + static_cast<CudaDevicePtr>(offset_bytes);
   const auto size = static_cast<size_t>(memory.size_bytes());
@@ -185,25 +185,25 @@ absl::Status CudaReservation::Map(int64_t offset_bytes, const CudaVmmMemory& mem
 }
 
 absl::Status CudaReservation::SetAccess(CudaAccess access) {
-  const CudaScope current(*context_);
+  const CudaScope current(context_);
   RETURN_IF_ERROR(current.status());
   for (const Piece& piece : mapped_) RETURN_IF_ERROR(SetAccessOf(piece, access));
   return absl::OkStatus();
 }
 
 absl::Status CudaReservation::SetAccessOf(const Piece& piece, CudaAccess access) const {
-  const CudaAccessDesc allowed = {{kCudaLocationDevice, context_->device()}, access};
+  const CudaAccessDesc allowed = {{kCudaLocationDevice, context_.device()}, access};
   const CudaResult result =
-      context_->driver().MemSetAccess(piece.address, static_cast<size_t>(piece.size_bytes), allowed);
+      context_.driver().MemSetAccess(piece.address, static_cast<size_t>(piece.size_bytes), allowed);
   if (result == kCudaSuccess) return absl::OkStatus();
-  return CudaError(context_->driver(), result, "cuMemSetAccess",
+  return CudaError(context_.driver(), result, "cuMemSetAccess",
                    absl::StrCat("setting the access to a slab of ", piece.size_bytes, " bytes"));
 }
 
 CudaReservation& CudaReservation::operator=(CudaReservation&& other) noexcept {
   if (this == &other) return *this;
   Release();
-  context_ = std::exchange(other.context_, std::nullopt);
+  context_ = std::move(other.context_);
   address_ = std::exchange(other.address_, 0);
   size_bytes_ = std::exchange(other.size_bytes_, 0);
   mapped_ = std::exchange(other.mapped_, {});
@@ -213,14 +213,14 @@ CudaReservation& CudaReservation::operator=(CudaReservation&& other) noexcept {
 void CudaReservation::Release() {
   if (!context_.has_value()) return;
   {
-    const CudaScope current(*context_);
+    const CudaScope current(context_);
     for (const Piece& piece : mapped_) {
-      (void)context_->driver().MemUnmap(piece.address, static_cast<size_t>(piece.size_bytes));
+      (void)context_.driver().MemUnmap(piece.address, static_cast<size_t>(piece.size_bytes));
     }
-    (void)context_->driver().MemAddressFree(address_, static_cast<size_t>(size_bytes_));
+    (void)context_.driver().MemAddressFree(address_, static_cast<size_t>(size_bytes_));
   }
   mapped_.clear();
-  context_.reset();
+  context_ = CudaContext();
 }
 
 // ---- CudaIpcMemory
@@ -236,11 +236,11 @@ absl::StatusOr<CudaIpcMemory> CudaIpcMemory::Allocate(const CudaContext& context
 }
 
 absl::StatusOr<CudaIpcHandle> CudaIpcMemory::Export() const {
-  const CudaScope current(*context_);
+  const CudaScope current(context_);
   RETURN_IF_ERROR(current.status());
   CudaIpcHandle handle = {};
-  if (const CudaResult result = context_->driver().IpcGetMemHandle(address_, &handle); result != kCudaSuccess) {
-    return CudaError(context_->driver(), result, "cuIpcGetMemHandle", "making a CUDA IPC handle of a slab");
+  if (const CudaResult result = context_.driver().IpcGetMemHandle(address_, &handle); result != kCudaSuccess) {
+    return CudaError(context_.driver(), result, "cuIpcGetMemHandle", "making a CUDA IPC handle of a slab");
   }
   return handle;
 }
@@ -248,7 +248,7 @@ absl::StatusOr<CudaIpcHandle> CudaIpcMemory::Export() const {
 CudaIpcMemory& CudaIpcMemory::operator=(CudaIpcMemory&& other) noexcept {
   if (this == &other) return *this;
   Release();
-  context_ = std::exchange(other.context_, std::nullopt);
+  context_ = std::move(other.context_);
   address_ = std::exchange(other.address_, 0);
   size_bytes_ = std::exchange(other.size_bytes_, 0);
   return *this;
@@ -257,10 +257,10 @@ CudaIpcMemory& CudaIpcMemory::operator=(CudaIpcMemory&& other) noexcept {
 void CudaIpcMemory::Release() {
   if (!context_.has_value()) return;
   {
-    const CudaScope current(*context_);
-    (void)context_->driver().MemFree(address_);
+    const CudaScope current(context_);
+    (void)context_.driver().MemFree(address_);
   }
-  context_.reset();
+  context_ = CudaContext();
 }
 
 // ---- CudaIpcMapping
@@ -282,7 +282,7 @@ absl::StatusOr<CudaIpcMapping> CudaIpcMapping::Open(const CudaContext& context, 
 CudaIpcMapping& CudaIpcMapping::operator=(CudaIpcMapping&& other) noexcept {
   if (this == &other) return *this;
   Release();
-  context_ = std::exchange(other.context_, std::nullopt);
+  context_ = std::move(other.context_);
   address_ = std::exchange(other.address_, 0);
   return *this;
 }
@@ -290,10 +290,10 @@ CudaIpcMapping& CudaIpcMapping::operator=(CudaIpcMapping&& other) noexcept {
 void CudaIpcMapping::Release() {
   if (!context_.has_value()) return;
   {
-    const CudaScope current(*context_);
-    (void)context_->driver().IpcCloseMemHandle(address_);
+    const CudaScope current(context_);
+    (void)context_.driver().IpcCloseMemHandle(address_);
   }
-  context_.reset();
+  context_ = CudaContext();
 }
 
 }  // namespace weightbroker

@@ -23,7 +23,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -71,7 +70,7 @@ class CudaVmmMemory {
       : context_(std::move(context)), handle_(handle), size_bytes_(size_bytes) {}
   void Release();
 
-  std::optional<CudaContext> context_;  // none once moved from
+  CudaContext context_;  // none once moved from
   CudaMemHandle handle_ = 0;
   int64_t size_bytes_ = 0;
 };
@@ -108,7 +107,7 @@ class CudaReservation {
   absl::Status SetAccessOf(const Piece& piece, CudaAccess access) const;
   void Release();
 
-  std::optional<CudaContext> context_;  // none once moved from
+  CudaContext context_;  // none once moved from
   CudaDevicePtr address_ = 0;
   int64_t size_bytes_ = 0;
   std::vector<Piece> mapped_;
@@ -135,7 +134,7 @@ class CudaIpcMemory {
       : context_(std::move(context)), address_(address), size_bytes_(size_bytes) {}
   void Release();
 
-  std::optional<CudaContext> context_;  // none once moved from
+  CudaContext context_;  // none once moved from
   CudaDevicePtr address_ = 0;
   int64_t size_bytes_ = 0;
 };
@@ -156,7 +155,7 @@ class CudaIpcMapping {
   CudaIpcMapping(CudaContext context, CudaDevicePtr address) : context_(std::move(context)), address_(address) {}
   void Release();
 
-  std::optional<CudaContext> context_;  // none once moved from
+  CudaContext context_;  // none once moved from
   CudaDevicePtr address_ = 0;
 };
 
