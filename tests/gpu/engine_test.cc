@@ -102,7 +102,7 @@ TEST_P(EveryKind, KeepsEnginesReadingWhenTheBrokerIsKilled) {
 
 TEST_P(EveryKind, GivesTheMemoryBackWithTheLastHolder) {
   REQUIRE_GPUS(1);
-  const int64_t before = FreeBytes();
+  const int64_t before = SettledFreeBytes();
   const auto service = StartService();
   WriteSparseModel(service->NewModel("large"));
   const auto set = RegisterOnGpu(*service, "large", GetParam());
@@ -170,7 +170,7 @@ TEST_F(VmmEngine, DiesAloneOfAWriteToATensor) {
 
 TEST_F(VmmEngine, FindsWeightsThatNoCudaProcessHolds) {
   REQUIRE_GPUS(1);
-  const int64_t before = FreeBytes();
+  const int64_t before = SettledFreeBytes();
   const auto service = StartService();
   WriteSparseModel(service->NewModel("large"));
   const auto set = RegisterOnGpu(*service, "large");
@@ -229,7 +229,7 @@ TEST_F(VmmEngine, LeavesTheCallersContextAsItWas) {
 
 TEST_F(VmmEngine, LoadsForItselfOntoItsGpuWhereThereIsNoService) {
   REQUIRE_GPUS(1);
-  const int64_t before = FreeBytes();
+  const int64_t before = SettledFreeBytes();
   const auto service = StartService();
   WriteSmallGpuModel(*service, "small");
   const auto set = RegisterOnGpu(*service, "small");

@@ -37,6 +37,19 @@ std::vector<GpuInfo> GpuTest::Gpus() { return Inventory()->List().value(); }
 
 int64_t GpuTest::FreeBytes(int index) { return Inventory()->Memory(Uuid(index))->free_bytes; }
 
+int64_t GpuTest::SettledFreeBytes(int index) {
+  constexpr int kQuietLooks = 5;
+  int64_t free_bytes = FreeBytes(index);
+  int quiet = 0;
+  EXPECT_TRUE(Eventually([&] {
+    const int64_t now = FreeBytes(index);
+    quiet = now == free_bytes && Inventory()->Processes(Uuid(index))->empty() ? quiet + 1 : 0;
+    free_bytes = now;
+    return quiet == kQuietLooks;
+  })) << DescribeHolders(*Inventory()->Processes(Uuid(index)));
+  return free_bytes;
+}
+
 bool GpuTest::ComesBackTo(int64_t free_bytes, int index) {
   return Eventually([&] { return FreeBytes(index) >= free_bytes - kDriverKeepsBytes; });
 }

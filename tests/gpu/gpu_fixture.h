@@ -46,6 +46,8 @@ class GpuTest : public ::testing::Test {
   static std::vector<GpuInfo> Gpus();
   static std::string Uuid(int index = 0) { return Gpus().at(static_cast<size_t>(index)).uuid; }
   static int64_t FreeBytes(int index = 0);
+  // Once what the tests before this one held has gone: contexts go later than their processes.
+  static int64_t SettledFreeBytes(int index = 0);
   // Whether that much of the GPU is free again before patience ends; the driver may keep some MiB.
   static bool ComesBackTo(int64_t free_bytes, int index = 0);
 

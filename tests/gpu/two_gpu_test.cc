@@ -132,7 +132,7 @@ TEST_F(TwoGpus, HoldARankEach) {
 }
 
 TEST_F(TwoGpus, AreBothLeftAloneWhenOneIsNotThere) {
-  const int64_t before[] = {FreeBytes(0), FreeBytes(1)};
+  const int64_t before[] = {SettledFreeBytes(0), SettledFreeBytes(1)};
   const auto service = StartService();
   WriteSmallLlama(service->NewModel("llama"));
 
@@ -146,7 +146,7 @@ TEST_F(TwoGpus, AreBothLeftAloneWhenOneIsNotThere) {
 TEST_P(TwoGpusOfAKind, AreBothGivenBackWhenOneHasNoRoom) {
   const auto service = StartService();
   WriteSmallLlama(service->NewModel("llama"));
-  const int64_t before = FreeBytes(0);
+  const int64_t before = SettledFreeBytes(0);
   {
     const FilledGpu filled(Uuid(1), /*leave_bytes=*/64 * kMiB);
 
