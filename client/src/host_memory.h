@@ -24,7 +24,7 @@ class HostMemory : public ShardMemory {
   absl::Status Verify(const std::vector<Tensor>& tensors, int threads) const override;
 
  private:
-  const Device device_;
+  const Device device_ = {};
   std::vector<SlabMapping> mappings_;
   std::vector<SlabView> views_;
 };
