@@ -25,6 +25,9 @@ weightbroker_find_torch_library(WEIGHTBROKER_TORCH_C10_CUDA c10_cuda)
 add_library(weightbroker_torch INTERFACE)
 target_include_directories(weightbroker_torch SYSTEM INTERFACE
   ${WEIGHTBROKER_TORCH}/include ${WEIGHTBROKER_TORCH}/include/torch/csrc/api/include)
+# Position-independent, so that no object of torch's, such as the one undefined tensor, is copied into a program: torch
+# compares its address.
+target_compile_options(weightbroker_torch INTERFACE -fPIC)
 # What torch's libraries need themselves is found at run time, beside them.
 target_link_options(weightbroker_torch INTERFACE -Wl,--allow-shlib-undefined)
 target_link_libraries(weightbroker_torch INTERFACE ${WEIGHTBROKER_TORCH_CPU} ${WEIGHTBROKER_TORCH_C10})
