@@ -18,7 +18,7 @@ set(INSTALLED_LIBRARIES
 # Hidden in whatever they are linked into, but for what WEIGHTBROKER_EXPORT marks: an engine's shared object must not offer
 # our names to torch and others in the same process. The stub's stay visible, as any generated code's.
 foreach(name ${INSTALLED_LIBRARIES})
-  set_target_properties(weightbroker_${name} PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  set_target_properties(weightbroker_${name} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endforeach()
 foreach(name ${INSTALLED_LIBRARIES} proto redeem)
   set_target_properties(weightbroker_${name} PROPERTIES EXPORT_NAME ${name})

@@ -19,18 +19,20 @@ endfunction()
 
 weightbroker_find_torch_library(WEIGHTBROKER_TORCH_CPU torch_cpu REQUIRED)
 weightbroker_find_torch_library(WEIGHTBROKER_TORCH_C10 c10 REQUIRED)
+# By its file: a compiler that came without the shared one links its own statically, and then a stream that one of the two
+# has made is destroyed by the other.
+find_library(WEIGHTBROKER_TORCH_STDCXX NAMES libstdc++.so.6 REQUIRED)
+mark_as_advanced(WEIGHTBROKER_TORCH_STDCXX)
 weightbroker_find_torch_library(WEIGHTBROKER_TORCH_CUDA torch_cuda)
 weightbroker_find_torch_library(WEIGHTBROKER_TORCH_C10_CUDA c10_cuda)
 
 add_library(weightbroker_torch INTERFACE)
 target_include_directories(weightbroker_torch SYSTEM INTERFACE
   ${WEIGHTBROKER_TORCH}/include ${WEIGHTBROKER_TORCH}/include/torch/csrc/api/include)
-# Position-independent, so that no object of torch's, such as the one undefined tensor, is copied into a program: torch
-# compares its address.
-target_compile_options(weightbroker_torch INTERFACE -fPIC)
 # What torch's libraries need themselves is found at run time, beside them.
 target_link_options(weightbroker_torch INTERFACE -Wl,--allow-shlib-undefined)
-target_link_libraries(weightbroker_torch INTERFACE ${WEIGHTBROKER_TORCH_CPU} ${WEIGHTBROKER_TORCH_C10})
+target_link_libraries(weightbroker_torch INTERFACE
+  ${WEIGHTBROKER_TORCH_CPU} ${WEIGHTBROKER_TORCH_C10} ${WEIGHTBROKER_TORCH_STDCXX})
 
 find_package(CUDAToolkit QUIET)
 if(WEIGHTBROKER_TORCH_CUDA AND WEIGHTBROKER_TORCH_C10_CUDA AND CUDAToolkit_FOUND)

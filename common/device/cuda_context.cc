@@ -45,7 +45,8 @@ absl::StatusOr<CudaDevice> FindCudaDevice(CudaDriver& driver, const std::string&
 absl::StatusOr<CudaContext> CudaContext::Retain(CudaDriver& driver, CudaDevice device) {
   CudaContextHandle handle = nullptr;
   if (const CudaResult result = driver.DevicePrimaryCtxRetain(device, &handle); result != kCudaSuccess) {
-    return CudaError(driver, result, "cuDevicePrimaryCtxRetain", absl::StrCat("making a context on device ", device));
+    ASSIGN_OR_RETURN(const std::string uuid, UuidOfCudaDevice(driver, device));
+    return CudaError(driver, result, "cuDevicePrimaryCtxRetain", absl::StrCat("making a context on the GPU ", uuid));
   }
   return CudaContext(std::make_shared<const State>(driver, device, handle));
 }
