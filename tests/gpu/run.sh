@@ -112,7 +112,7 @@ run_tests() {
     prepare_model || return 1
   fi
   WEIGHTBROKER_REQUIRE_GPUS=${WEIGHTBROKER_REQUIRE_GPUS:-$(nvidia-smi -L | grep -c '^GPU')} \
-    ctest --test-dir "$BUILD" -L '^gpu$' --output-on-failure --output-junit "$RESULTS/gpu_tests.xml" "${ctest_arguments[@]}"
+    ctest --test-dir "$BUILD" -L '^gpu$' --output-on-failure --test-output-size-passed 100000 --output-junit "$RESULTS/gpu_tests.xml" "${ctest_arguments[@]}"
 }
 
 run_bench() {
