@@ -172,7 +172,7 @@ TEST_P(GpuPublish, OfManyThatRaceOnePublishesAndAllHaveTheSame) {
 TEST_P(GpuPublish, OneThatIsKilledAtAnyMomentLeavesNothingAndTheNextPublishes) {
   REQUIRE_GPUS(1);
   const auto service = StartWithModel();
-  const int64_t before = FreeBytes();
+  const int64_t before = SettledFreeBytes();
   const auto started = std::chrono::steady_clock::now();
   const Finished whole = RunProgram("publish_engine", PublisherFlags(*service));
   const auto duration =
