@@ -160,8 +160,9 @@ absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_
                                                               const v1::Environment& environment,
                                                               const AttachOptions& options) {
   v1::ExportRequest request = MakeExportRequest(spec, environment, options.rank);
+  if (!options.fingerprint.empty()) request.set_fingerprint(options.fingerprint);
   auto state = Export(connection, request, options);
-  if (options.register_if_missing && IsMissing(state.status())) {
+  if (options.register_if_missing && options.fingerprint.empty() && IsMissing(state.status())) {
     v1::RegisterRequest registration;
     *registration.mutable_spec() = spec;
     *registration.mutable_environment() = environment;

@@ -46,7 +46,7 @@ const ArchitectureSet& ArchitectureSet::Embedded() {
   static const ArchitectureSet* const embedded = [] {
     auto* const set = new ArchitectureSet();
     std::set<std::string> names;
-    for (const EmbeddedArchitecture& file : EmbeddedArchitectures()) {
+    for (const EmbeddedFile& file : EmbeddedArchitectures()) {
       if (const absl::Status status = set->Add(file.label, file.text, names); !status.ok()) {
         std::fprintf(stderr, "an architecture file of this program is wrong: %s\n", status.ToString().c_str());
         std::abort();

@@ -120,6 +120,10 @@ struct AttachOptions {
   // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
   // only others.
   int32_t rank = 0;
+  // Attaches to the weight set with this fingerprint (all 64 digits), whatever the model's files are now; NOT_RESIDENT
+  // if there is none, and nothing is registered. Empty: to the one that spec, environment and files come to. From disk
+  // it is not looked at.
+  std::string fingerprint;
   Prefault prefault = Prefault::kNone;
   // For prefaulting and for reading from disk; 0 chooses.
   int threads = 0;
