@@ -26,6 +26,15 @@ constexpr std::chrono::seconds kPatience(20);
 
 // Used once.
 class SteppedAttach {
+ private:
+  template <typename Step>
+  auto Timed(const char* name, Step step) {
+    const double start = NowSeconds();
+    auto result = step();
+    seconds_[name] += NowSeconds() - start;
+    return result;
+  }
+
  public:
   SteppedAttach(const std::string& socket, const std::string& fingerprint)
       : socket_(socket), deadline_(client::DeadlineIn(kPatience)) {
@@ -44,14 +53,6 @@ class SteppedAttach {
   }
 
  private:
-  template <typename Step>
-  auto Timed(const char* name, Step step) {
-    const double start = NowSeconds();
-    auto result = step();
-    seconds_[name] += NowSeconds() - start;
-    return result;
-  }
-
   absl::Status Connect() {
     ASSIGN_OR_RETURN(connection_, Connection::Open({.socket_path = socket_}));
     return connection_->WaitUntilConnected(deadline_);

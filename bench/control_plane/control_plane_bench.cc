@@ -12,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -66,13 +67,14 @@ absl::Status WriteModel(const std::string& folder, int64_t tensor_count, int64_t
 class Servers {
  public:
   absl::Status Start() {
+    std::filesystem::create_directory(models());
     const UniqueFd silence(open("/dev/null", O_WRONLY | O_CLOEXEC));
     ASSIGN_OR_RETURN(const std::string daemon, PathBesideThisProgram("weightbrokerd"));
     ASSIGN_OR_RETURN(ChildProcess service,
                      Spawn({.path = daemon,
                             .arguments = {"--socket", service_socket(), "--model_roots", "bench=" + models(),
                                           "--metrics_address=", "--log_level", "error"},
-                            .fds = {{silence.get(), STDOUT_FILENO}}}));
+                            .fds = {{silence.get(), STDOUT_FILENO}, {silence.get(), STDERR_FILENO}}}));
     ASSIGN_OR_RETURN(ChildProcess grpc_echo,
                      Spawn({.path = OwnPath(), .arguments = {"--serve_grpc_echo", grpc_echo_socket()}}));
     ASSIGN_OR_RETURN(ChildProcess raw_echo,
