@@ -57,9 +57,12 @@ int RunManifest() {
   const std::vector<v1::Tensor> rows = ManifestRows();
   const auto tensor_count = static_cast<int64_t>(rows.size());
   const std::vector<std::byte> slab(rows.size() * kTensorBytes);
-  const std::string bytes = *SerializeManifest(rows);
+  const auto bytes = SerializeManifest(rows);
+  if (!bytes.ok()) return 1;
+  const auto frames = SplitManifest(*bytes);
+  if (!frames.ok()) return 1;
   std::vector<client::RawMessage> messages;
-  for (const std::string_view frame : *SplitManifest(bytes)) messages.emplace_back(frame);
+  for (const std::string_view frame : *frames) messages.emplace_back(frame);
   const auto manifest =
       DecodeManifest(std::move(messages), {slab.data(), static_cast<int64_t>(slab.size())}, tensor_count);
   if (!manifest.ok() || static_cast<int64_t>(manifest->tensors.size()) != tensor_count) {
