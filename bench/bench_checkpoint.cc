@@ -1,5 +1,6 @@
 #include "bench/bench_checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -20,7 +21,8 @@ std::string StampOf(const BenchCheckpoint& checkpoint) {
   return nlohmann::json({{"total_bytes", checkpoint.total_bytes},
                          {"tensor_count", checkpoint.tensor_count},
                          {"shard_count", checkpoint.shard_count},
-                         {"format", 2}})
+                         {"has_holes", checkpoint.has_holes},
+                         {"format", 3}})
       .dump();
 }
 
@@ -60,11 +62,25 @@ absl::Status WriteBenchCheckpoint(const std::string& folder, const BenchCheckpoi
   if (stamp_there == StampOf(checkpoint)) return absl::OkStatus();
   std::error_code error;
   if (!stamp_there.empty()) std::filesystem::remove_all(folder, error);  // it is ours
-  RETURN_IF_ERROR(WriteCheckpoint(DraftOf(checkpoint), folder, {}));
+  const WriteOptions options{.sparse = checkpoint.has_holes, .sparse_head_bytes = kHolePageBytes};
+  RETURN_IF_ERROR(WriteCheckpoint(DraftOf(checkpoint), folder, options));
   std::ofstream stamp(stamp_path, std::ios::binary | std::ios::trunc);
   stamp << StampOf(checkpoint);
   stamp.close();
   return stamp ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", stamp_path));
+}
+
+std::vector<BenchTensor> ListBenchTensors(const std::string& folder, const BenchCheckpoint& checkpoint) {
+  std::vector<BenchTensor> tensors;
+  for (const ShardDraft& shard : DraftOf(checkpoint).shards) {
+    int64_t begin = HeaderBytes(shard);
+    for (const TensorDraft& tensor : shard.tensors) {
+      tensors.push_back({tensor.name, absl::StrCat(folder, "/", shard.name), begin, tensor.size_bytes()});
+      begin += tensor.size_bytes();
+    }
+  }
+  std::sort(tensors.begin(), tensors.end(), [](const BenchTensor& a, const BenchTensor& b) { return a.name < b.name; });
+  return tensors;
 }
 
 }  // namespace weightbroker::bench

@@ -90,14 +90,18 @@ class SteppedAttach {
   }
 
   absl::Status ReadManifest() {
+    std::vector<int64_t> slab_bytes;
     std::vector<client::SlabView> views;
-    for (const SlabMapping& slab : slabs_) views.push_back(slab.view());
-    ManifestDecoder decoder(std::move(views), header_.tensor_count());
+    for (const SlabMapping& slab : slabs_) {
+      views.push_back(slab.view());
+      slab_bytes.push_back(slab.view().size_bytes);
+    }
+    ManifestDecoder decoder(std::move(slab_bytes), header_.tensor_count());
     while (!decoder.complete()) {
       ASSIGN_OR_RETURN(RawMessage message, Timed("receive", [this] { return ReadMessage(); }));
       RETURN_IF_ERROR(Timed("decode", [&] { return decoder.Add(std::move(message)); }));
     }
-    ASSIGN_OR_RETURN(manifest_, Timed("finish", [&] { return std::move(decoder).Finish(); }));
+    ASSIGN_OR_RETURN(manifest_, Timed("finish", [&] { return std::move(decoder).Finish(views); }));
     return absl::OkStatus();
   }
 

@@ -14,8 +14,8 @@ namespace weightbroker::bench {
 //   tickets    a second connection, on which the ticket is exchanged for descriptors
 //   map        mmap of the slabs
 //   receive    waiting for the manifest's messages
-//   decode     making tensors with addresses of them
-//   finish     checking that nothing is missing
+//   decode     making tensors of them
+//   finish     giving each its address, and checking that nothing is missing
 //   lookup     finding one name, mean of finding every name once: there is no index, names are sorted
 absl::StatusOr<std::map<std::string, double>> TimeAttachSteps(const std::string& socket,
                                                               const std::string& fingerprint);

@@ -144,9 +144,11 @@ const Tensor* FindTensor(const std::vector<Tensor>& tensors, std::string_view na
   return found != tensors.end() && found->name == name ? &*found : nullptr;
 }
 
-ManifestDecoder::ManifestDecoder(std::vector<SlabView> slabs, int64_t tensor_count)
-    : slabs_(std::move(slabs)), tensor_count_(tensor_count) {
-  manifest_.tensors.reserve(static_cast<size_t>(std::clamp<int64_t>(tensor_count, 0, kMaxReservedTensors)));
+ManifestDecoder::ManifestDecoder(std::vector<int64_t> slab_bytes, int64_t tensor_count)
+    : slab_bytes_(std::move(slab_bytes)), tensor_count_(tensor_count) {
+  const auto expected = static_cast<size_t>(std::clamp<int64_t>(tensor_count, 0, kMaxReservedTensors));
+  manifest_.tensors.reserve(expected);
+  places_.reserve(expected);
 }
 
 absl::Status ManifestDecoder::Add(RawMessage message) {
@@ -185,7 +187,7 @@ absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
   tensor.kind = row.kind;
   tensor.metadata = std::move(row.metadata);
   memcpy(tensor.digest.data(), row.digest.data(), tensor.digest.size());
-  if (row.size_bytes > 0) tensor.data = slabs_[static_cast<size_t>(row.slab)].data + row.offset_bytes;
+  places_.push_back({static_cast<size_t>(row.slab), row.offset_bytes});
   if (row.alias_of.empty()) manifest_.total_bytes += row.size_bytes;
   return absl::OkStatus();
 }
@@ -258,14 +260,14 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
     return NotTrusted(row.name, absl::StrCat("has a digest of ", row.digest.size(), " bytes instead of 16"));
   }
   if (row.size_bytes == 0) return absl::OkStatus();
-  if (row.slab < 0 || row.slab >= static_cast<int64_t>(slabs_.size())) {
-    return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slabs_.size()));
+  if (row.slab < 0 || row.slab >= static_cast<int64_t>(slab_bytes_.size())) {
+    return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slab_bytes_.size()));
   }
   const int64_t alignment = row.alias_of.empty() ? kTensorAlignmentBytes : DataTypeBytes(row.dtype);
   if (row.offset_bytes < 0 || row.offset_bytes % alignment != 0) {
     return NotTrusted(row.name, absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ", alignment));
   }
-  const int64_t slab_bytes = slabs_[static_cast<size_t>(row.slab)].size_bytes;
+  const int64_t slab_bytes = slab_bytes_[static_cast<size_t>(row.slab)];
   if (row.size_bytes > slab_bytes || row.offset_bytes > slab_bytes - row.size_bytes) {
     return NotTrusted(row.name, absl::StrCat("takes ", row.size_bytes, " bytes from offset ", row.offset_bytes,
                                              " of a slab of ", slab_bytes));
@@ -273,11 +275,7 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> ManifestDecoder::Finish() && {
-  if (!complete()) {
-    return NotTrusted(
-        absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
-  }
+absl::Status ManifestDecoder::CheckAliases() const {
   for (const Tensor& alias : manifest_.tensors) {
     if (alias.alias_of.empty()) continue;
     const Tensor* target = FindTensor(manifest_.tensors, alias.alias_of);
@@ -286,6 +284,19 @@ absl::StatusOr<Manifest> ManifestDecoder::Finish() && {
                                                  "\", which is no tensor with that memory"));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> ManifestDecoder::Finish(std::span<const SlabView> slabs) && {
+  if (!complete()) {
+    return NotTrusted(
+        absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
+  }
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Tensor& tensor = manifest_.tensors[i];
+    if (tensor.size_bytes > 0) tensor.data = slabs[places_[i].slab].data + places_[i].offset_bytes;
+  }
+  RETURN_IF_ERROR(CheckAliases());
   return std::move(manifest_);
 }
 

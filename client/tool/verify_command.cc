@@ -89,9 +89,24 @@ class Verification {
     auto set = FindResidentSet(**connection, flags_.set, client::DeadlineIn(service_.timeout));
     if (!set.ok()) return ToPublic(set.status());
     report_.set = *std::move(set);
+    if (const absl::Status status = CheckIsInHostMemory(); !status.ok()) return ToPublic(status);
     if (flags_.digests_only) return Status();
     if (report_.set.spec().layout() == "engine") return ToPublic(HasNoFiles());
     return CompareFiles(**connection);
+  }
+
+  // What lies on a GPU is compared by an engine there, with MappedWeights::Verify.
+  absl::Status CheckIsInHostMemory() const {
+    for (const v1::Shard& shard : report_.set.shards()) {
+      if (shard.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD) continue;
+      return MakeError(Reason::kHandleKindUnsupported,
+                       absl::StrCat("rank ", shard.rank(), " of the weight set ", report_.set.fingerprint(),
+                                    " lies on the device ", shard.device(),
+                                    ", and this tool reads host memory only; an engine on that device can verify the "
+                                    "digests with MappedWeights::Verify"),
+                       {{"rank", absl::StrCat(shard.rank())}, {"device", shard.device()}});
+    }
+    return absl::OkStatus();
   }
 
   absl::Status HasNoFiles() const {

@@ -134,26 +134,24 @@ class Writer {
     ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
     if (shard.contents.has_value()) return file.Append(*shard.contents);
     RETURN_IF_ERROR(file.Append(HeaderOf(shard)));
-    if (options_.sparse) {
-      RETURN_IF_ERROR(file.AppendHole(shard.data_bytes()));
-    } else {
-      for (const TensorDraft& tensor : shard.tensors) RETURN_IF_ERROR(WriteTensor(tensor, file));
-    }
+    for (const TensorDraft& tensor : shard.tensors) RETURN_IF_ERROR(WriteTensor(tensor, file));
     if (shard.missing_bytes > 0) RETURN_IF_ERROR(file.CutOff(shard.missing_bytes));
     return file.Append(shard.trailing_bytes);
   }
 
   absl::Status WriteTensor(const TensorDraft& tensor, NewFile& file) {
     const TensorContents contents(options_.seed, tensor.name, *FindDtype(tensor.dtype));
-    for (int64_t offset = 0; offset < tensor.size_bytes(); offset += kPieceBytes) {
-      const auto size = static_cast<size_t>(std::min(kPieceBytes, tensor.size_bytes() - offset));
+    const int64_t whole_bytes = tensor.size_bytes();
+    const int64_t written_bytes = options_.sparse ? std::min(whole_bytes, options_.sparse_head_bytes) : whole_bytes;
+    for (int64_t offset = 0; offset < written_bytes; offset += kPieceBytes) {
+      const auto size = static_cast<size_t>(std::min(kPieceBytes, written_bytes - offset));
       const std::span<std::byte> piece(buffer_.data(), size);
       contents.Fill(offset, piece);
       RETURN_IF_ERROR(file.Append(piece));
       done_bytes_ += static_cast<int64_t>(size);
       if (options_.on_progress) options_.on_progress(done_bytes_);
     }
-    return absl::OkStatus();
+    return written_bytes < whole_bytes ? file.AppendHole(whole_bytes - written_bytes) : absl::OkStatus();
   }
 
   const CheckpointDraft& draft_;
@@ -227,6 +225,8 @@ void DivideIntoShards(const std::vector<TensorDraft>& tensors, int64_t shard_cou
     for (const TensorDraft& tensor : draft->shards[i].tensors) draft->weight_map[tensor.name] = draft->shards[i].name;
   }
 }
+
+int64_t HeaderBytes(const ShardDraft& shard) { return static_cast<int64_t>(HeaderOf(shard).size()); }
 
 absl::Status WriteCheckpoint(const CheckpointDraft& draft, const std::string& folder, const WriteOptions& options) {
   return Writer(draft, folder, options).Run();

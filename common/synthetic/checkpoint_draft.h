@@ -68,9 +68,13 @@ std::string ShardFileName(int64_t index, int64_t count);
 void DivideIntoShards(const std::vector<TensorDraft>& tensors, int64_t shard_count, int64_t max_shard_bytes,
                       CheckpointDraft* draft);
 
+// Where the data of the shard's first tensor begin in its file.
+int64_t HeaderBytes(const ShardDraft& shard);
+
 struct WriteOptions {
   uint64_t seed = 1;
-  bool sparse = false;  // holes in place of contents: the files take no room, and read as zeros
+  bool sparse = false;            // holes in place of contents: the files take no room, and read as zeros
+  int64_t sparse_head_bytes = 0;  // with that: so many at the start of each tensor are written all the same
   std::function<void(int64_t done_bytes)> on_progress = nullptr;  // may be empty
 };
 

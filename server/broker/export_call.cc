@@ -3,6 +3,8 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,13 +73,24 @@ void ExportCall::RunBySpec() {
 
 absl::Status ExportCall::ExportBySpec() {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  if (const WeightSetRef set = context_.registry->Find(resolved.fingerprint.hash)) return ExportSet(set);
-  if (const auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model())) {
-    return MismatchError(*context_.metrics, resolved.fingerprint.hash, *closest);
-  }
+  const SetsOfSpec found = FindSets(*context_.registry, resolved);
+  if (!found.same.empty()) return ExportSet(ChooseSet(found.same));
+  if (found.closest.has_value()) return MismatchError(*context_.metrics, *found.closest);
   return MakeError(Reason::kNotResident,
                    absl::StrCat("no weight set of ", resolved.spec.model(), " is resident; call Register to load it"),
-                   {{"model", resolved.spec.model()}, {"fingerprint", resolved.fingerprint.hash}});
+                   {{"model", resolved.spec.model()}});
+}
+
+// Of sets that differ only in their devices: one that can be had, of the kind that the caller likes best.
+WeightSetRef ExportCall::ChooseSet(const std::vector<WeightSetRef>& sets) const {
+  const auto& kinds = request_.handle_kinds();
+  const auto rank = [&](const WeightSetRef& set) {
+    const bool resident = context_.registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT;
+    const auto kind = std::find(kinds.begin(), kinds.end(), static_cast<int>(set->placement().handle_kind));
+    return std::make_tuple(!kinds.empty() && kind == kinds.end(), !resident, kind - kinds.begin());
+  };
+  return *std::min_element(sets.begin(), sets.end(),
+                           [&](const WeightSetRef& a, const WeightSetRef& b) { return rank(a) < rank(b); });
 }
 
 absl::Status ExportCall::ExportByFingerprint() {
@@ -101,7 +114,7 @@ absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
   difference.set_field("environment.torch_version");
   difference.set_requested(requested);
   difference.set_resident(resident);
-  return MismatchError(*context_.metrics, request_.fingerprint(), {set, {difference}});
+  return MismatchError(*context_.metrics, {set, request_.fingerprint(), {difference}});
 }
 
 absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
@@ -151,7 +164,10 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
   const bool renewed = request_.has_renewal();
   v1::ExportHeader header;
   header.set_lease_id(lease.id());
-  if (!renewed) AddTicket(*shard, &header);
+  if (!renewed) {
+    RETURN_IF_ERROR(CheckExportable(*shard));
+    AddHandles(*shard, &header);
+  }
   Log(LogLevel::kInfo, renewed ? "export.renewed" : "export.granted",
       {{"lease", absl::StrCat(lease.id())},
        {"fingerprint", set->fingerprint().hash},
@@ -184,7 +200,10 @@ bool ExportCall::KeepLease(Lease lease) {
   return false;
 }
 
-void ExportCall::AddTicket(const Shard& shard, v1::ExportHeader* header) const {
+// What maps the slabs: the IPC handles themselves, or a ticket for descriptors.
+void ExportCall::AddHandles(const Shard& shard, v1::ExportHeader* header) const {
+  for (v1::Slab& slab : SlabsWithHandles(shard)) *header->add_slabs() = std::move(slab);
+  if (shard.slab_fds->empty()) return;
   const Ticket ticket = context_.tickets->Issue(
       {.uid = record().peer().uid, .lease_id = header->lease_id(), .fds = shard.slab_fds}, context_.ticket_lifetime);
   header->set_ticket(ticket.data(), ticket.size());
@@ -199,7 +218,7 @@ void ExportCall::SendHeader(v1::ExportHeader* header, const WeightSetRef& set, c
   SetTimestamp(view.resident_time, header->mutable_resident_time());
   header->set_rank(shard.rank);
   header->set_device(shard.device);
-  *header->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  if (header->slabs().empty()) *header->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
   header->set_tensor_count(shard.tensor_count);
   v1::ExportResponse response;
   *response.mutable_header() = std::move(*header);

@@ -46,11 +46,11 @@ std::vector<v1::Tensor> ManifestRows() {
 // Its name is what the instructions are counted under.
 [[gnu::noinline]] absl::StatusOr<client::Manifest> DecodeManifest(std::vector<client::RawMessage> messages,
                                                                   client::SlabView slab, int64_t tensor_count) {
-  client::ManifestDecoder decoder({slab}, tensor_count);
+  client::ManifestDecoder decoder({slab.size_bytes}, tensor_count);
   for (client::RawMessage& message : messages) {
     if (absl::Status status = decoder.Add(std::move(message)); !status.ok()) return status;
   }
-  return std::move(decoder).Finish();
+  return std::move(decoder).Finish({&slab, 1});
 }
 
 int RunManifest() {

@@ -23,6 +23,7 @@ using ::weightbroker::testing::StatusIs;
 
 constexpr int64_t kSlabBytes = 1024;
 alignas(256) std::byte g_slab[kSlabBytes];
+const SlabView kSlabs[] = {{g_slab, kSlabBytes}};
 
 v1::Tensor Row(const std::string& name) {
   v1::Tensor row;
@@ -43,9 +44,9 @@ RawMessage Message(const std::vector<v1::Tensor>& rows) {
 }
 
 absl::StatusOr<Manifest> Decode(RawMessage message, int64_t tensor_count) {
-  ManifestDecoder decoder({{g_slab, kSlabBytes}}, tensor_count);
+  ManifestDecoder decoder({kSlabBytes}, tensor_count);
   if (absl::Status status = decoder.Add(std::move(message)); !status.ok()) return status;
-  return std::move(decoder).Finish();
+  return std::move(decoder).Finish(kSlabs);
 }
 
 absl::Status DecodeOne(const std::function<void(v1::Tensor&)>& change) {
@@ -81,13 +82,13 @@ TEST(ManifestDecoder, GivesEveryTensorItsAddress) {
 }
 
 TEST(ManifestDecoder, TakesSeveralMessages) {
-  ManifestDecoder decoder({{g_slab, kSlabBytes}}, 2);
+  ManifestDecoder decoder({kSlabBytes}, 2);
 
   ASSERT_THAT(decoder.Add(Message({Row("a")})), IsOk());
   EXPECT_FALSE(decoder.complete());
   ASSERT_THAT(decoder.Add(Message({Row("b")})), IsOk());
   EXPECT_TRUE(decoder.complete());
-  EXPECT_THAT(std::move(decoder).Finish(), IsOk());
+  EXPECT_THAT(std::move(decoder).Finish(kSlabs), IsOk());
 }
 
 TEST(ManifestDecoder, GivesWhatAnEngineHasPublishedOfATensor) {

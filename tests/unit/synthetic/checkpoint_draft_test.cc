@@ -98,6 +98,23 @@ TEST(WriteCheckpoint, LeavesHolesInSparseFiles) {
   EXPECT_THAT(OpenCheckpoint(RealFileSystem(), dir / "model"), IsOk());
 }
 
+TEST(WriteCheckpoint, WritesTheStartOfEachTensorInSparseFilesIfItIsToldTo) {
+  const TemporaryFolder dir;
+  const CheckpointDraft draft = DraftOf({{"a", "U8", {100}}, {"b", "U8", {100}}}, 1);
+  ASSERT_THAT(WriteCheckpoint(draft, dir / "whole", {}), IsOk());
+  ASSERT_THAT(WriteCheckpoint(draft, dir / "holes", {.sparse = true, .sparse_head_bytes = 16}), IsOk());
+
+  const std::string whole = ReadFile(dir / "whole/model.safetensors");
+  const std::string holes = ReadFile(dir / "holes/model.safetensors");
+  const auto data = static_cast<size_t>(HeaderBytes(draft.shards[0]));
+  ASSERT_EQ(whole.size(), data + 200);
+  ASSERT_EQ(holes.size(), data + 200);
+  for (const size_t begin : {data, data + 100}) {
+    EXPECT_EQ(holes.substr(begin, 16), whole.substr(begin, 16));
+    EXPECT_EQ(holes.substr(begin + 16, 84), std::string(84, '\0'));
+  }
+}
+
 TEST(WriteCheckpoint, RefusesAFolderThatHasSomethingInIt) {
   const TemporaryFolder dir;
   ASSERT_THAT(WriteCheckpoint(DraftOf(Tensors(1), 1), dir / "model", {}), IsOk());
