@@ -154,6 +154,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
+      unverified_exports_(AddCounters(MetricId::kUnverifiedExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
@@ -174,6 +175,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
+  for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
 
@@ -215,6 +217,10 @@ void Metrics::CountAdoptions(AdoptionResult result, int count) {
 
 void Metrics::CountExport(ExportResult result) {
   exports_.Add({{"result", kExportResults[static_cast<size_t>(result)]}}).Increment();
+}
+
+void Metrics::CountUnverifiedExport(bool allowed) {
+  unverified_exports_.Add({{"result", allowed ? "allowed" : "refused"}}).Increment();
 }
 
 void Metrics::CountRefusal(const std::string& reason) {

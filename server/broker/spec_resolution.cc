@@ -40,6 +40,22 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1
   return resolved;
 }
 
+WeightSetRef FindSetOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
+                                const v1::Environment& environment) {
+  auto complete = CompleteSpec(spec);
+  const auto folder = context.resolver->ResolveGone(spec.model());
+  if (!complete.ok() || !folder.ok() || !CheckEnvironment(environment).ok()) return nullptr;
+  complete->set_model(*folder);
+  for (const WeightSetRef& set : context.registry->FindByModel(*folder)) {
+    const Fingerprint wanted =
+        ComputeFingerprint(*complete, environment, set->identity(), HostDeviceFacts(), context.architectures_sha256);
+    if (wanted.hash != set->fingerprint().hash) continue;
+    const auto gone = CountGone(*context.file_system, set->identity());
+    if (gone.ok() && *gone > 0) return set;
+  }
+  return nullptr;
+}
+
 std::optional<ClosestSet> FindClosest(const Registry& registry, const Fingerprint& requested,
                                       const std::string& model) {
   std::optional<ClosestSet> closest;

@@ -32,6 +32,12 @@ struct ResolvedSpec {
 absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1::WeightSpec& spec,
                                          const v1::Environment& environment);
 
+// The resident set that a spec stood for before files were lost: what it was made from is gone in part or altogether,
+// what is left of it is unchanged, and nothing else about it differs from what is asked for. By stat alone, which
+// blocks. Null if there is none.
+WeightSetRef FindSetOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
+                                const v1::Environment& environment);
+
 struct ClosestSet {
   WeightSetRef set;
   std::vector<v1::FingerprintDifference> differences;  // requested against `set`, sorted by field
