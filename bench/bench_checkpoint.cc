@@ -24,7 +24,8 @@ std::string StampOf(const BenchCheckpoint& checkpoint) {
   return nlohmann::json({{"total_bytes", checkpoint.total_bytes},
                          {"tensor_count", checkpoint.tensor_count},
                          {"shard_count", checkpoint.shard_count},
-                         {"format", 1}})
+                         {"has_holes", checkpoint.has_holes},
+                         {"format", 2}})
       .dump();
 }
 
@@ -60,11 +61,15 @@ int64_t ElementsOf(const BenchCheckpoint& checkpoint, int64_t tensor) {
 struct Shard {
   std::string header;  // with its length before it
   int64_t data_bytes = 0;
+  int64_t first_tensor = 0;
+  int64_t end_tensor = 0;
 };
 
 Shard DescribeShard(const BenchCheckpoint& checkpoint, int64_t first_tensor, int64_t end_tensor) {
   nlohmann::json header;
   Shard shard;
+  shard.first_tensor = first_tensor;
+  shard.end_tensor = end_tensor;
   for (int64_t i = first_tensor; i < end_tensor; ++i) {
     const int64_t end = shard.data_bytes + ElementsOf(checkpoint, i) * 2;
     header[TensorName(i)] = {
@@ -89,7 +94,36 @@ std::vector<char> RandomBlock() {
   return block;
 }
 
-absl::Status WriteShard(const std::string& path, const Shard& shard, const std::vector<char>& block) {
+// A page that differs from tensor to tensor.
+void FillPage(int64_t tensor, std::vector<char>* page) {
+  std::mt19937_64 random(static_cast<uint64_t>(tensor));
+  for (size_t i = 0; i + sizeof(uint64_t) <= page->size(); i += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(page->data() + i, &word, sizeof(word));
+  }
+}
+
+absl::Status WriteShardWithHoles(const std::string& path, const BenchCheckpoint& checkpoint, const Shard& shard) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << shard.header;
+  int64_t begin = static_cast<int64_t>(shard.header.size());
+  std::vector<char> page(kHolePageBytes);
+  for (int64_t i = shard.first_tensor; i < shard.end_tensor; ++i) {
+    const int64_t size = ElementsOf(checkpoint, i) * 2;
+    FillPage(i, &page);
+    file.seekp(begin);
+    file.write(page.data(), std::min(size, kHolePageBytes));
+    begin += size;
+  }
+  file.close();
+  std::error_code error;
+  std::filesystem::resize_file(path, shard.header.size() + static_cast<uintmax_t>(shard.data_bytes), error);
+  return file && !error ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", path));
+}
+
+absl::Status WriteShard(const std::string& path, const BenchCheckpoint& checkpoint, const Shard& shard,
+                        const std::vector<char>& block) {
+  if (checkpoint.has_holes) return WriteShardWithHoles(path, checkpoint, shard);
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << shard.header;
   for (int64_t left = shard.data_bytes; left > 0;) {
@@ -120,7 +154,8 @@ absl::Status WriteBenchCheckpoint(const std::string& folder, const BenchCheckpoi
   for (int64_t s = 0; s < checkpoint.shard_count; ++s) {
     const int64_t first = checkpoint.tensor_count * s / checkpoint.shard_count;
     const int64_t end = checkpoint.tensor_count * (s + 1) / checkpoint.shard_count;
-    RETURN_IF_ERROR(WriteShard(BenchShardPath(folder, checkpoint, s), DescribeShard(checkpoint, first, end), block));
+    RETURN_IF_ERROR(
+        WriteShard(BenchShardPath(folder, checkpoint, s), checkpoint, DescribeShard(checkpoint, first, end), block));
     for (int64_t i = first; i < end; ++i) weight_map[TensorName(i)] = ShardName(checkpoint, s);
   }
   const nlohmann::json index = {{"metadata", {{"total_size", checkpoint.total_bytes / 2 * 2}}},
@@ -129,6 +164,23 @@ absl::Status WriteBenchCheckpoint(const std::string& folder, const BenchCheckpoi
   RETURN_IF_ERROR(WriteText(absl::StrCat(folder, "/config.json"),
                             R"({"architectures": ["BenchModel"], "model_type": "bench", "torch_dtype": "bfloat16"})"));
   return WriteText(stamp_path, StampOf(checkpoint));
+}
+
+std::vector<BenchTensor> ListBenchTensors(const std::string& folder, const BenchCheckpoint& checkpoint) {
+  std::vector<BenchTensor> tensors;
+  for (int64_t s = 0; s < checkpoint.shard_count; ++s) {
+    const int64_t first = checkpoint.tensor_count * s / checkpoint.shard_count;
+    const int64_t end = checkpoint.tensor_count * (s + 1) / checkpoint.shard_count;
+    const Shard shard = DescribeShard(checkpoint, first, end);
+    auto begin = static_cast<int64_t>(shard.header.size());
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t size = ElementsOf(checkpoint, i) * 2;
+      tensors.push_back({TensorName(i), BenchShardPath(folder, checkpoint, s), begin, size});
+      begin += size;
+    }
+  }
+  std::sort(tensors.begin(), tensors.end(), [](const BenchTensor& a, const BenchTensor& b) { return a.name < b.name; });
+  return tensors;
 }
 
 }  // namespace weightbroker::bench

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/examples/example_support.h"
+#include "client/examples/gpu_memory.h"
 #include "weightbroker/client.h"
 
 namespace {
@@ -21,6 +22,10 @@ struct EngineFlags : example::Flags {
   bool verify = false;
   bool prefault = false;
   double deadline_seconds = 10;
+  int cuda_device = -1;
+  std::vector<weightbroker::HandleKind> handle_kinds;
+  std::vector<std::string> devices;
+  bool evict_unleased = false;
 };
 
 int PrintFailure(const weightbroker::Status& status, const EngineFlags& flags) {
@@ -49,6 +54,10 @@ weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
   options.register_if_missing = flags.register_if_missing;
   options.prefault = flags.prefault ? weightbroker::Prefault::kPopulate : weightbroker::Prefault::kNone;
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000));
+  options.cuda_device = flags.cuda_device;
+  options.handle_kinds = flags.handle_kinds;
+  options.devices = flags.devices;
+  options.evict_unleased = flags.evict_unleased;
   options.on_lease_event = PrintLeaseEvent;
   options.on_progress = [](const weightbroker::LoadProgress& progress) {
     fprintf(stderr, "%s: %lld of %lld bytes\n", progress.phase.c_str(), static_cast<long long>(progress.done_bytes),
@@ -67,6 +76,22 @@ std::vector<example::View> ToViews(const weightbroker::MappedWeights& weights) {
   return views;
 }
 
+int ReadWeights(const EngineFlags& flags, const std::vector<example::View>& views, example::Report* report) {
+  example::ReadAll(views, report);
+  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
+  example::Print(*report, flags.json);
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, *report) : 0;
+}
+
+// What lies on a GPU is brought to the host to be read here; the weights stay mapped meanwhile.
+int ReadWeightsOfGpu(const EngineFlags& flags, const std::vector<example::View>& views, example::Report* report) {
+  std::string error;
+  const example::HostCopy copy(flags.cuda_device, views, &error);
+  if (error.empty()) return ReadWeights(flags, copy.views(), report);
+  fprintf(stderr, "%s\n", error.c_str());
+  return 1;
+}
+
 int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   weightbroker::WeightSpec spec;
   spec.model = flags.model;
@@ -79,6 +104,11 @@ int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   if (!weights.ok()) return PrintFailure(weights.status(), flags);
 
   const std::vector<example::View> views = ToViews(*weights);
+  const bool on_gpu = weights->device().kind == weightbroker::DeviceKind::kCuda;
+  if (flags.write_fault && on_gpu) {
+    fprintf(stderr, "--write_fault is for host memory\n");
+    return 2;
+  }
   if (flags.write_fault) return example::WriteToWeights(views);
   if (flags.verify) {
     if (const weightbroker::Status status = weights->Verify(); !status.ok()) return PrintFailure(status, flags);
@@ -91,10 +121,8 @@ int RunOnce(const weightbroker::Client& client, const EngineFlags& flags) {
   report.fingerprint = weights->fingerprint();
   report.generation = weights->generation();
   report.attach_seconds = attach_seconds;
-  example::ReadAll(views, &report);
-  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
-  example::Print(report, flags.json);
-  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
+  report.device = on_gpu ? weights->device().uuid : "host";
+  return on_gpu ? ReadWeightsOfGpu(flags, views, &report) : ReadWeights(flags, views, &report);
 }
 
 int Run(const EngineFlags& flags) {
@@ -116,6 +144,7 @@ int Run(const EngineFlags& flags) {
 
 int main(int argc, char** argv) {
   using weightbroker::Fallback;
+  using weightbroker::HandleKind;
   using weightbroker::Mode;
   EngineFlags flags;
   std::vector<std::string> roots;
@@ -138,6 +167,16 @@ int main(int argc, char** argv) {
                  "name=/folder, for models name:relative/path that are loaded from disk, and for --mode daemon");
   app.add_option("--deadline_seconds", flags.deadline_seconds, "For everything but loading")
       ->check(CLI::PositiveNumber);
+  app.add_option("--cuda_device", flags.cuda_device,
+                 "The GPU that it computes on, as this process counts; default: none")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--handle_kind", flags.handle_kinds, "A kind of memory to accept, best first; may be repeated")
+      ->transform(CLI::Transformer(std::map<std::string, HandleKind>{{"HOST_MEMFD", HandleKind::kHostMemfd},
+                                                                     {"CUDA_VMM_FD", HandleKind::kCudaVmmFd},
+                                                                     {"CUDA_IPC", HandleKind::kCudaIpc}}));
+  app.add_option("--devices", flags.devices, "The UUID of each rank's GPU, in the order of ranks")->delimiter(',');
+  app.add_flag("--evict_unleased", flags.evict_unleased,
+               "Where a load from disk needs the room on the GPU, have the service let go of what nobody holds");
   app.add_flag("--verify", flags.verify, "Compare every tensor with its digest");
   app.add_flag("--prefault", flags.prefault, "Map every page while attaching");
   try {

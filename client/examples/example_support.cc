@@ -117,6 +117,7 @@ void Print(const Report& report, bool json) {
                                          {"process_id", getpid()},
                                          {"source", report.source},
                                          {"why_not_attached", report.why_not_attached},
+                                         {"device", report.device},
                                          {"fingerprint", report.fingerprint},
                                          {"generation", report.generation},
                                          {"tensors", report.tensors},
@@ -130,6 +131,7 @@ void Print(const Report& report, bool json) {
   } else {
     printf("%-12s %s%s%s\n", "source", report.source.c_str(), report.why_not_attached.empty() ? "" : ": not attached, ",
            report.why_not_attached.c_str());
+    printf("%-12s %s\n", "device", report.device.c_str());
     printf("%-12s %s, generation %lld\n", "fingerprint", report.fingerprint.c_str(),
            static_cast<long long>(report.generation));
     printf("%-12s %lld, %lld of them aliases\n", "tensors", static_cast<long long>(report.tensors),

@@ -42,6 +42,7 @@ struct Report {
   std::string program;
   std::string source;  // "attached" or "disk"
   std::string why_not_attached;
+  std::string device = "host";  // or a GPU's UUID
   std::string fingerprint;
   int64_t generation = 0;
   double attach_seconds = 0;

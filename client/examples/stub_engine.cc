@@ -2,6 +2,8 @@
 // for engines in other languages to follow, and for those that want no library.
 //
 //   stub_engine --socket /run/weightbroker/weightbroker.sock --model /models/llama --torch_version any --register
+//
+// With --cuda_ipc the weights are in GPU memory, and redeem.h is not needed either: their handles are in the message.
 
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "client/examples/example_support.h"
+#include "client/examples/gpu_memory.h"
 #include "weightbroker/redeem.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
@@ -30,30 +33,61 @@ bool IsSafeToMap(int fd, int64_t size_bytes) {
   return fstat(fd, &status) == 0 && status.st_size >= size_bytes && seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
 }
 
-// Memory that is mapped for as long as the object lives.
+// Memory that a tensor may lie in, for as long as the object lives.
 class Slab {
  public:
-  Slab(int fd, int64_t size_bytes) : size_(static_cast<size_t>(size_bytes)) {
-    if (IsSafeToMap(fd, size_bytes)) data_ = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-  }
-  ~Slab() {
-    if (ok()) munmap(data_, size_);
-  }
-  Slab(const Slab&) = delete;
-  Slab& operator=(const Slab&) = delete;
+  virtual ~Slab() = default;
+  virtual bool ok() const = 0;
 
-  bool ok() const { return data_ != MAP_FAILED; }
   // Empty if the range does not lie in the slab.
   std::string_view Bytes(int64_t offset, int64_t size) const {
-    const auto length = static_cast<int64_t>(size_);
-    if (offset < 0 || size <= 0 || size > length || offset > length - size) return {};
-    return {static_cast<const char*>(data_) + offset, static_cast<size_t>(size)};
+    if (offset < 0 || size <= 0 || size > size_ || offset > size_ - size) return {};
+    return {static_cast<const char*>(data()) + offset, static_cast<size_t>(size)};
   }
 
+ protected:
+  explicit Slab(int64_t size_bytes) : size_(size_bytes) {}
+  virtual const void* data() const = 0;
+
+  const int64_t size_;
+};
+
+// Host memory, by a descriptor that a ticket was exchanged for.
+class HostSlab : public Slab {
+ public:
+  HostSlab(int fd, int64_t size_bytes) : Slab(size_bytes) {
+    if (IsSafeToMap(fd, size_bytes)) data_ = mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+  }
+  ~HostSlab() override {
+    if (ok()) munmap(data_, static_cast<size_t>(size_));
+  }
+  HostSlab(const HostSlab&) = delete;
+  HostSlab& operator=(const HostSlab&) = delete;
+
+  bool ok() const override { return data_ != MAP_FAILED; }
+
  private:
+  const void* data() const override { return data_; }
+
   void* data_ = MAP_FAILED;
-  size_t size_;
+};
+
+// A GPU's memory, by the handle in the message itself: no ticket, no descriptor.
+class GpuSlab : public Slab {
+ public:
+  GpuSlab(const std::string& gpu_uuid, const v1::Slab& slab)
+      : Slab(slab.size_bytes()), opened_(gpu_uuid, slab.cuda_ipc_handle(), &error_) {}
+
+  bool ok() const override { return error_.empty(); }
+  const std::string& error() const { return error_; }
+  int device() const { return opened_.device(); }
+
+ private:
+  const void* data() const override { return opened_.data(); }
+
+  std::string error_;
+  example::IpcSlab opened_;
 };
 
 // One attachment: the stream is the lease, so it stays open for as long as the memory is used.
@@ -72,7 +106,8 @@ class Attachment {
     v1::ExportResponse response;
     if (!stream_->Read(&response)) return std::exchange(stream_, nullptr)->Finish();
     header_ = response.header();
-    if (grpc::Status status = MapSlabs(socket_path); !status.ok()) return status;
+    const bool by_handle = header_.slabs_size() > 0 && header_.slabs(0).handle_kind() == v1::HANDLE_KIND_CUDA_IPC;
+    if (grpc::Status status = by_handle ? OpenSlabs() : MapSlabs(socket_path); !status.ok()) return status;
     while (static_cast<int64_t>(tensors_.size()) < header_.tensor_count() && stream_->Read(&response)) {
       for (v1::Tensor& tensor : *response.mutable_manifest()->mutable_tensors()) tensors_.push_back(std::move(tensor));
     }
@@ -80,6 +115,8 @@ class Attachment {
   }
 
   const v1::ExportHeader& header() const { return header_; }
+  // The GPU that the tensors lie on, as this process counts; -1 for host memory.
+  int gpu() const { return gpu_; }
 
   std::vector<example::View> Views() const {
     std::vector<example::View> views;
@@ -107,6 +144,16 @@ class Attachment {
     return grpc::Status::OK;
   }
 
+  grpc::Status OpenSlabs() {
+    for (const v1::Slab& slab : header_.slabs()) {
+      auto opened = std::make_unique<GpuSlab>(header_.device(), slab);
+      if (!opened->ok()) return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, opened->error());
+      gpu_ = opened->device();
+      slabs_.push_back(std::move(opened));
+    }
+    return grpc::Status::OK;
+  }
+
   grpc::Status MapSlabs(const std::string& socket_path) {
     std::vector<int> fds(static_cast<size_t>(header_.slabs_size()));
     size_t fd_count = 0;
@@ -117,7 +164,7 @@ class Attachment {
     if (code != 0) return grpc::Status(grpc::StatusCode::UNAVAILABLE, error);
     bool all_mapped = fd_count == fds.size();
     for (size_t i = 0; i < fd_count; ++i) {
-      slabs_.push_back(std::make_unique<Slab>(fds[i], header_.slabs(static_cast<int>(i)).size_bytes()));
+      slabs_.push_back(std::make_unique<HostSlab>(fds[i], header_.slabs(static_cast<int>(i)).size_bytes()));
       all_mapped = all_mapped && slabs_.back()->ok();
     }
     if (all_mapped) return grpc::Status::OK;
@@ -130,12 +177,14 @@ class Attachment {
   v1::ExportHeader header_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<v1::Tensor> tensors_;
+  int gpu_ = -1;
 };
 
 grpc::Status Register(v1::WeightBrokerService::Stub& stub, const v1::ExportRequest& wanted) {
   v1::RegisterRequest request;
   *request.mutable_spec() = wanted.spec();
   *request.mutable_environment() = wanted.environment();
+  *request.mutable_handle_kinds() = wanted.handle_kinds();
   request.set_wait(true);
   grpc::ClientContext context;
   const auto stream = stub.Register(&context, request);
@@ -152,7 +201,11 @@ int PrintFailure(const grpc::Status& status, const example::Flags& flags) {
                                flags.json);
 }
 
-int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
+struct StubFlags : example::Flags {
+  bool cuda_ipc = false;
+};
+
+v1::ExportRequest ToRequest(const StubFlags& flags) {
   v1::ExportRequest request;
   request.mutable_spec()->set_model(flags.model);
   request.mutable_spec()->set_tensor_parallel_size(flags.tensor_parallel_size);
@@ -160,7 +213,21 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   request.mutable_spec()->set_quantization(flags.quantization);
   request.set_rank(flags.rank);
   request.mutable_environment()->set_torch_version(flags.torch_version);
+  request.add_handle_kinds(flags.cuda_ipc ? v1::HANDLE_KIND_CUDA_IPC : v1::HANDLE_KIND_HOST_MEMFD);
   request.set_hold(true);
+  return request;
+}
+
+int ReadWeights(const StubFlags& flags, const std::vector<example::View>& views, example::Report* report) {
+  if (flags.write_fault) return example::WriteToWeights(views);
+  example::ReadAll(views, report);
+  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
+  example::Print(*report, flags.json);
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, *report) : 0;
+}
+
+int RunOnce(v1::WeightBrokerService::Stub& stub, const StubFlags& flags) {
+  const v1::ExportRequest request = ToRequest(flags);
   if (flags.register_if_missing) {
     if (const grpc::Status status = Register(stub, request); !status.ok()) return PrintFailure(status, flags);
   }
@@ -173,24 +240,28 @@ int RunOnce(v1::WeightBrokerService::Stub& stub, const example::Flags& flags) {
   const std::vector<example::View> views = attachment.Views();
   example::Report report;
   report.attach_seconds = example::Now() - start;
-  if (flags.write_fault) return example::WriteToWeights(views);
   report.program = "stub_engine";
   report.source = "attached";
+  report.device = attachment.header().device();
   report.fingerprint = attachment.header().fingerprint();
   report.generation = attachment.header().generation();
-  example::ReadAll(views, &report);
-  if (!flags.dump_dir.empty() && !example::DumpAll(views, flags.dump_dir)) return 1;
-  example::Print(report, flags.json);
-  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
+  if (attachment.gpu() < 0) return ReadWeights(flags, views, &report);
+  std::string error;
+  const example::HostCopy copy(attachment.gpu(), views, &error);
+  if (error.empty()) return ReadWeights(flags, copy.views(), &report);
+  fprintf(stderr, "%s\n", error.c_str());
+  return 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  example::Flags flags;
+  StubFlags flags;
   CLI::App app("An example engine without the client library: maps a model's weights through the generated stub.");
   example::AddFlags(app, &flags);
   app.get_option("--socket")->required();
+  app.add_flag("--cuda_ipc", flags.cuda_ipc,
+               "Take weights in GPU memory, by the handles in the message; else in host memory");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,48 +1,47 @@
 #include "client/src/attach.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "client/src/block_signals.h"
 #include "client/src/export_stream.h"
-#include "client/src/redeem_ticket.h"
+#include "client/src/map_shard.h"
+#include "client/src/slab_mapping.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/base/thread.h"
 
 namespace weightbroker::client {
 namespace {
 
-absl::Status NotTrusted(const std::string& what) {
-  return MakeError(Reason::kProtocolError,
-                   absl::StrCat("the service answered Export with ", what,
-                                "; service and client library may be of different versions"),
-                   {{"fault", what}});
-}
-
 // One Export, from request to lease. Used once.
 class Attachment {
  public:
-  Attachment(std::shared_ptr<const Connection> connection, const v1::ExportRequest& request,
+  Attachment(std::shared_ptr<const Connection> connection, const v1::ExportRequest& request, const EngineDevice& engine,
              const AttachOptions& options, Deadline deadline)
       : connection_(std::move(connection)),
+        engine_(engine),
         options_(options),
         deadline_(deadline),
+        start_(Clock::now()),
         stream_(std::make_unique<ExportStream>(connection_->channel(), request)),
         state_(std::make_unique<WeightsState>()) {}
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     RETURN_IF_ERROR(ReadHeader());
-    // The service sends the manifest into the socket meanwhile: with the slabs mapped first, each tensor gets its
-    // address as it is decoded.
-    RETURN_IF_ERROR(MapSlabs());
-    RETURN_IF_ERROR(ReadManifest());
+    state_->times.header_seconds = SecondsSinceStart();
+    RETURN_IF_ERROR(MapAndReadManifest());
     ASSIGN_OR_RETURN(state_->lease, Lease::Start(connection_, std::move(stream_), header_,
                                                  {options_.lease_renewal_deadline, options_.on_lease_event}));
     return std::move(state_);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   absl::StatusOr<RawMessage> ReadMessage() {
     ASSIGN_OR_RETURN(std::optional<RawMessage> message, stream_->Read(deadline_));
     if (message.has_value()) return *std::move(message);
@@ -63,41 +62,54 @@ class Attachment {
     return absl::OkStatus();
   }
 
-  absl::Status MapSlabs() {
-    if (header_.slabs().empty()) return absl::OkStatus();  // every tensor is empty
-    ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds,
-                     RedeemTicket(connection_->socket_path(), header_.ticket(),
-                                  static_cast<size_t>(header_.slabs_size()), deadline_));
-    if (static_cast<int>(fds.size()) != header_.slabs_size()) {
-      return NotTrusted(absl::StrCat(fds.size(), " descriptors for ", header_.slabs_size(), " slabs"));
-    }
-    for (int i = 0; i < header_.slabs_size(); ++i) {
-      const v1::Slab& slab = header_.slabs(i);
-      if (slab.handle_kind() != v1::HANDLE_KIND_HOST_MEMFD || slab.size_bytes() <= 0) {
-        return NotTrusted(absl::StrCat("a slab of kind ", v1::HandleKind_Name(slab.handle_kind()), " and ",
-                                       slab.size_bytes(), " bytes"));
-      }
-      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(fds[static_cast<size_t>(i)].get(), slab.size_bytes()));
-      state_->slabs.push_back(std::move(mapping));
-    }
+  absl::Status MapAndReadManifest() {
+    std::vector<int64_t> slab_bytes;
+    for (const v1::Slab& slab : header_.slabs()) slab_bytes.push_back(slab.size_bytes());
+    ManifestDecoder decoder(std::move(slab_bytes), header_.tensor_count());
+    absl::Status mapped;
+    std::thread mapper = StartMapping(&mapped);
+    const absl::Status read = ReadManifest(decoder);
+    if (mapper.joinable()) mapper.join();
+    RETURN_IF_ERROR(mapped);
+    RETURN_IF_ERROR(read);
+    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish(state_->memory->slabs()));
     return absl::OkStatus();
   }
 
-  absl::Status ReadManifest() {
-    std::vector<SlabView> views;
-    for (const SlabMapping& slab : state_->slabs) views.push_back(slab.view());
-    ManifestDecoder decoder(std::move(views), header_.tensor_count());
+  // A GPU's memory is mapped in a thread of its own, while the manifest arrives in this one. Host memory takes less
+  // time than to start a thread: nothing is to be joined then.
+  std::thread StartMapping(absl::Status* mapped) {
+    if (!engine_.is_host()) {
+      const BlockSignals block;
+      auto mapper = StartThread("mapping GPU memory", [this, mapped] { *mapped = Map(); });
+      if (mapper.ok()) return *std::move(mapper);
+    }
+    *mapped = Map();
+    return {};
+  }
+
+  absl::Status Map() {
+    ASSIGN_OR_RETURN(state_->memory, MapShard(*connection_, header_, engine_, deadline_));
+    state_->times.mapped_seconds = SecondsSinceStart();
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadManifest(ManifestDecoder& decoder) {
     while (!decoder.complete()) {
       ASSIGN_OR_RETURN(RawMessage message, ReadMessage());
       RETURN_IF_ERROR(decoder.Add(std::move(message)));
     }
-    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish());
+    state_->times.manifest_seconds = SecondsSinceStart();
     return absl::OkStatus();
   }
 
+  double SecondsSinceStart() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
   const std::shared_ptr<const Connection> connection_;
+  const EngineDevice& engine_;
   const AttachOptions& options_;
   const Deadline deadline_;
+  const Clock::time_point start_;
   std::unique_ptr<ExportStream> stream_;
   std::unique_ptr<WeightsState> state_;
   v1::ExportHeader header_;
@@ -105,25 +117,105 @@ class Attachment {
 
 // The same weights may be exported twice: the first try's lease ends with its stream.
 absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const Connection>& connection,
-                                                     const v1::ExportRequest& request, const AttachOptions& options) {
+                                                     const v1::ExportRequest& request, const EngineDevice& engine,
+                                                     const AttachOptions& options) {
   const Deadline deadline = DeadlineIn(options.deadline);
   Attempts attempts(*connection, deadline);
   while (true) {
     RETURN_IF_ERROR(attempts.Begin());
-    auto state = Attachment(connection, request, options, deadline).Run();
+    auto state = Attachment(connection, request, engine, options, deadline).Run();
     if (state.ok() || !attempts.ShallTryAgain(state.status())) return state;
   }
 }
 
-v1::ExportRequest MakeExportRequest(const v1::WeightSpec& spec, const v1::Environment& environment, int32_t rank) {
-  v1::ExportRequest request;
-  *request.mutable_spec() = spec;
-  *request.mutable_environment() = environment;
-  request.set_rank(rank);
-  request.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
-  request.set_hold(true);
-  return request;
+std::vector<v1::HandleKind> KindsFor(const AttachOptions& options, const EngineDevice& engine) {
+  std::vector<v1::HandleKind> kinds;
+  for (const HandleKind kind : options.handle_kinds) kinds.push_back(static_cast<v1::HandleKind>(kind));
+  if (!kinds.empty()) return kinds;
+  if (engine.is_host()) return {v1::HANDLE_KIND_HOST_MEMFD};
+  return {v1::HANDLE_KIND_CUDA_VMM_FD, v1::HANDLE_KIND_CUDA_IPC};
 }
+
+// One engine's way to its weights: what it asks the service for. Used once.
+class ServiceAttach {
+ public:
+  ServiceAttach(const Services& services, const v1::WeightSpec& spec, const v1::Environment& environment,
+                const EngineDevice& engine, const AttachOptions& options)
+      : services_(services),
+        spec_(spec),
+        environment_(environment),
+        engine_(engine),
+        options_(options),
+        kinds_(KindsFor(options, engine)) {}
+
+  absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
+    ASSIGN_OR_RETURN(connection_, services_.For(engine_.name()));
+    if (services_.per_gpu() && options_.devices.size() > 1) return AttachOneOfSeveralServices();
+    auto state = Export(connection_, ExportBySpec(), engine_, options_);
+    if (!options_.register_if_missing || !IsMissing(state.status())) return state;
+    ASSIGN_OR_RETURN(const v1::WeightSet set, Register());
+    return ExportByFingerprint(set.fingerprint());
+  }
+
+ private:
+  // Each service tells of its own ranks only: that all ranks are there, and of the same weights, is seen from here.
+  absl::StatusOr<std::unique_ptr<WeightsState>> AttachOneOfSeveralServices() {
+    Deadline deadline = DeadlineIn(options_.deadline);
+    if (options_.register_if_missing) {
+      RETURN_IF_ERROR(Register().status());
+      deadline = DeadlineIn(options_.load_deadline);
+    }
+    v1::FingerprintRequest request;
+    *request.mutable_spec() = spec_;
+    *request.mutable_environment() = environment_;
+    ASSIGN_OR_RETURN(const std::string fingerprint,
+                     WaitForOneFingerprint(services_, options_.devices, request, deadline));
+    return ExportByFingerprint(fingerprint);
+  }
+
+  v1::ExportRequest ExportBySpec() const {
+    v1::ExportRequest request;
+    *request.mutable_spec() = spec_;
+    *request.mutable_environment() = environment_;
+    request.set_rank(options_.rank);
+    request.mutable_handle_kinds()->Add(kinds_.begin(), kinds_.end());
+    request.set_hold(true);
+    return request;
+  }
+
+  // Not by the spec: the files may have changed since the fingerprint was taken.
+  absl::StatusOr<std::unique_ptr<WeightsState>> ExportByFingerprint(const std::string& fingerprint) const {
+    v1::ExportRequest request = ExportBySpec();
+    request.set_fingerprint(fingerprint);
+    return Export(connection_, request, engine_, options_);
+  }
+
+  absl::StatusOr<v1::WeightSet> Register() const {
+    v1::RegisterRequest request;
+    *request.mutable_spec() = spec_;
+    *request.mutable_environment() = environment_;
+    request.mutable_handle_kinds()->Add(kinds_.begin(), kinds_.end());
+    if (services_.per_gpu()) request.add_ranks(options_.rank);
+    for (const std::string& device : DevicesToRegister()) request.add_devices(device);
+    request.set_wait(true);
+    return RegisterAndWait(*connection_, request, DeadlineIn(options_.load_deadline), options_.on_progress);
+  }
+
+  std::vector<std::string> DevicesToRegister() const {
+    if (!options_.devices.empty() && !services_.per_gpu()) return options_.devices;
+    const bool is_single = spec_.tensor_parallel_size() <= 1 || services_.per_gpu();
+    if (engine_.is_host() || !is_single) return {};
+    return {engine_.uuid};
+  }
+
+  const Services& services_;
+  const v1::WeightSpec& spec_;
+  const v1::Environment& environment_;
+  const EngineDevice& engine_;
+  const AttachOptions& options_;
+  const std::vector<v1::HandleKind> kinds_;
+  std::shared_ptr<const Connection> connection_;
+};
 
 LoadProgress ToPublic(const v1::RegisterProgress& progress) {
   return {WithoutPrefix(v1::WeightSetState_Name(progress.phase()), "WEIGHT_SET_STATE_"), progress.done_bytes(),
@@ -155,25 +247,13 @@ absl::StatusOr<v1::WeightSet> RegisterAndWait(const Connection& connection, cons
   return std::move(*response.mutable_weight_set());
 }
 
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_ptr<const Connection>& connection,
-                                                              const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& services, const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
+                                                              const EngineDevice& engine,
                                                               const AttachOptions& options) {
-  v1::ExportRequest request = MakeExportRequest(spec, environment, options.rank);
-  auto state = Export(connection, request, options);
-  if (options.register_if_missing && IsMissing(state.status())) {
-    v1::RegisterRequest registration;
-    *registration.mutable_spec() = spec;
-    *registration.mutable_environment() = environment;
-    registration.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
-    registration.set_wait(true);
-    ASSIGN_OR_RETURN(const v1::WeightSet set, RegisterAndWait(*connection, registration,
-                                                              DeadlineIn(options.load_deadline), options.on_progress));
-    request.set_fingerprint(set.fingerprint());  // not the spec again: the files may have changed meanwhile
-    state = Export(connection, request, options);
-  }
+  auto state = ServiceAttach(services, spec, environment, engine, options).Run();
   if (state.ok() && options.prefault == Prefault::kPopulate) {
-    for (const SlabMapping& slab : (*state)->slabs) slab.Prefault(ChooseThreads(options.threads));
+    (*state)->memory->Prefault(ChooseThreads(options.threads));
   }
   return state;
 }

@@ -6,6 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/src/connection.h"
+#include "client/src/engine_device.h"
+#include "client/src/services.h"
 #include "client/src/weights_state.h"
 #include "weightbroker/client.h"
 #include "weightbroker/v1/types.pb.h"
@@ -13,10 +15,9 @@
 namespace weightbroker::client {
 
 // Makes the weights resident first, if the options ask for it and the service does not have them. Thread-safe.
-absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const std::shared_ptr<const Connection>& connection,
-                                                              const v1::WeightSpec& spec,
+absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& services, const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
-                                                              const AttachOptions& options);
+                                                              const EngineDevice& engine, const AttachOptions& options);
 
 // Whether that failed only because the weights are not there, or not yet.
 bool IsMissing(const absl::Status& status);

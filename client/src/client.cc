@@ -4,9 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/attach.h"
-#include "client/src/connection.h"
 #include "client/src/disk.h"
+#include "client/src/engine_device.h"
+#include "client/src/gpu_room.h"
 #include "client/src/publish.h"
+#include "client/src/services.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
 #include "common/base/strings.h"
@@ -17,33 +19,41 @@ namespace client {
 
 class ClientState {
  public:
-  ClientState(ClientOptions options, std::shared_ptr<Connection> connection)
-      : options_(std::move(options)), connection_(std::move(connection)) {
+  ClientState(ClientOptions options, std::shared_ptr<Services> services)
+      : options_(std::move(options)), services_(std::move(services)) {
     environment_.set_torch_version(options_.torch_version);
   }
 
   // Null in Mode::kOff.
-  const Connection* connection() const { return connection_.get(); }
+  const Services* services() const { return services_.get(); }
 
   Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options) const {
     const v1::WeightSpec proto = ToProto(spec);
-    if (connection_ == nullptr) {
-      return FromDisk(proto, options, MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
+    const auto found = FindEngineDevice(options.cuda_device);
+    if (!found.ok()) return client::ToPublic(found.status());
+    const EngineDevice& engine = *found;
+    if (services_ == nullptr) {
+      return FromDisk(proto, engine, options,
+                      MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
     }
-    auto attached = AttachToService(connection_, proto, environment_, options);
+    auto attached = AttachToService(*services_, proto, environment_, engine, options);
     if (attached.ok()) {
       (*attached)->source.kind = SourceKind::kAttached;
       return MappedWeights(*std::move(attached));
     }
     if (options.fallback == Fallback::kFail) return client::ToPublic(attached.status());
-    return FromDisk(proto, options, attached.status());
+    return FromDisk(proto, engine, options, attached.status());
   }
 
   Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Client::Loader& load,
                                         const PublishOptions& options) const {
-    if (connection_ == nullptr) {
+    if (services_ == nullptr) {
       return client::ToPublic(MakeError(Reason::kModeOff, "the client's mode is off: it asks no service"));
     }
+    const auto engine = FindEngineDevice(options.attach.cuda_device);
+    if (!engine.ok()) return client::ToPublic(engine.status());
+    const auto connection = services_->For(engine->name());
+    if (!connection.ok()) return client::ToPublic(connection.status());
     // A broker that ends takes a publication with it: once more is worth the engine's trouble, for ever is not.
     constexpr int kMaxLoads = 3;
     const v1::WeightSpec proto = ToProto(spec);
@@ -52,13 +62,13 @@ class ClientState {
     attach.register_if_missing = false;
     int loads = 0;
     while (true) {
-      auto attached = AttachToService(connection_, proto, environment_, attach);
+      auto attached = AttachToService(*services_, proto, environment_, *engine, attach);
       if (attached.ok()) {
         (*attached)->source.kind = SourceKind::kAttached;
         return MappedWeights(*std::move(attached));
       }
       if (!IsMissing(attached.status())) return client::ToPublic(attached.status());
-      const PublishOutcome outcome = OfferToPublish(*connection_, proto, environment_, load, options, deadline);
+      const PublishOutcome outcome = OfferToPublish(**connection, proto, environment_, load, options, deadline);
       if (!outcome.load_failure.ok()) return outcome.load_failure;
       loads += outcome.loaded ? 1 : 0;
       const bool worth_it = HasReason(outcome.status, Reason::kPublisherGone) ||
@@ -85,10 +95,19 @@ class ClientState {
     return proto;
   }
 
-  Result<MappedWeights> FromDisk(const v1::WeightSpec& spec, const AttachOptions& options,
+  Result<MappedWeights> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine, const AttachOptions& options,
                                  const absl::Status& why_not_attached) const {
-    auto loaded =
-        LoadFromDisk({spec, environment_, options_.model_roots, options.rank, options.threads, options.on_progress});
+    std::unique_ptr<GpuInventory> inventory;
+    DiskRequest request;
+    request.spec = spec;
+    request.environment = environment_;
+    request.model_roots = options_.model_roots;
+    request.engine = engine;
+    if (!engine.is_host()) request.room = RoomFor(engine, options, &inventory);
+    request.rank = options.rank;
+    request.threads = options.threads;
+    request.on_progress = options.on_progress;
+    auto loaded = LoadFromDisk(request);
     if (loaded.ok()) {
       (*loaded)->source = {SourceKind::kDisk, client::ToPublic(why_not_attached)};
       return MappedWeights(*std::move(loaded));
@@ -104,9 +123,23 @@ class ClientState {
                   std::move(metadata));
   }
 
+  // A service that cannot be asked, and a GPU whose users are not known, are done without.
+  RoomOptions RoomFor(const EngineDevice& engine, const AttachOptions& options,
+                      std::unique_ptr<GpuInventory>* inventory) const {
+    RoomOptions room;
+    if (services_ != nullptr) {
+      if (const auto service = services_->For(engine.name()); service.ok()) room.service = service->get();
+    }
+    if (auto nvml = OpenNvml(); nvml.ok()) *inventory = *std::move(nvml);
+    room.inventory = inventory->get();
+    room.evict = options.evict_unleased;
+    room.deadline = DeadlineIn(options.deadline);
+    return room;
+  }
+
   const ClientOptions options_;
   v1::Environment environment_;  // constant after construction
-  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Services> services_;
 };
 
 ConnectionOptions ToConnectionOptions(const ClientOptions& options) {
@@ -128,13 +161,13 @@ Result<Client> Client::Create(const ClientOptions& options) {
   environment.set_torch_version(options.torch_version);
   if (const absl::Status status = CheckEnvironment(environment); !status.ok()) return client::ToPublic(status);
 
-  std::shared_ptr<client::Connection> connection;
+  std::shared_ptr<client::Services> services;
   if (options.mode != Mode::kOff) {
-    auto opened = client::Connection::Open(client::ToConnectionOptions(options));
+    auto opened = client::Services::Open(client::ToConnectionOptions(options));
     if (!opened.ok()) return client::ToPublic(opened.status());
-    connection = *std::move(opened);
+    services = *std::move(opened);
   }
-  return Client(std::make_shared<client::ClientState>(options, std::move(connection)));
+  return Client(std::make_shared<client::ClientState>(options, std::move(services)));
 }
 
 Client::Client(std::shared_ptr<client::ClientState> state) : state_(std::move(state)) {}
@@ -143,8 +176,8 @@ Client& Client::operator=(Client&&) noexcept = default;
 Client::~Client() = default;
 
 Status Client::WaitUntilConnected(std::chrono::milliseconds deadline) const {
-  if (state_->connection() == nullptr) return Status();
-  return client::ToPublic(state_->connection()->WaitUntilConnected(client::DeadlineIn(deadline)));
+  if (state_->services() == nullptr) return Status();
+  return client::ToPublic(state_->services()->WaitUntilConnected(client::DeadlineIn(deadline)));
 }
 
 Result<MappedWeights> Client::Attach(const WeightSpec& spec, const AttachOptions& options) const {

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/src/host_memory.h"
+#include "client/src/private_gpu_memory.h"
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
@@ -23,6 +25,24 @@
 
 namespace weightbroker::client {
 namespace {
+
+// As a service's catalog of devices would say them, so that the same weights have the same fingerprint wherever they
+// come from.
+absl::StatusOr<DeviceFacts> FactsOf(const EngineDevice& engine, GpuInventory* inventory) {
+  if (engine.is_host()) return HostDeviceFacts();
+  if (inventory == nullptr) {
+    return MakeError(Reason::kGpuUnavailable,
+                     "NVML (libnvidia-ml.so.1) cannot be opened: the driver's version, which is part of the "
+                     "fingerprint, is not known");
+  }
+  ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, inventory->List());
+  for (const GpuInfo& gpu : gpus) {
+    if (gpu.uuid != engine.uuid) continue;
+    return GpuDeviceFacts(absl::StrCat(gpu.compute_major, ".", gpu.compute_minor), inventory->driver_version());
+  }
+  return MakeError(Reason::kDeviceUnknown, absl::StrCat("NVML does not know the GPU ", engine.uuid),
+                   {{"device", engine.uuid}});
+}
 
 using ModelRoots = std::map<std::string, std::string>;
 
@@ -59,7 +79,7 @@ class DiskLoad {
     ASSIGN_OR_RETURN(const std::vector<Digest> digests, Fill());
     Report("VERIFYING", plan_.read_bytes);
     RETURN_IF_ERROR(CheckUnchanged(file_system_, identity_));
-    RETURN_IF_ERROR(SealAndMap());
+    RETURN_IF_ERROR(Protect());
     RETURN_IF_ERROR(DecodeManifest(digests));
     Report("RESIDENT", plan_.read_bytes);
     return std::move(state_);
@@ -72,7 +92,8 @@ class DiskLoad {
     ASSIGN_OR_RETURN(const std::string folder, file_system_.RealPath(path));
     spec_.set_model(folder);
     ASSIGN_OR_RETURN(identity_, ReadCheckpointIdentity(file_system_, folder));
-    state_->fingerprint = ComputeFingerprint(spec_, request_.environment, identity_, HostDeviceFacts()).hash;
+    ASSIGN_OR_RETURN(const DeviceFacts facts, FactsOf(request_.engine, request_.room.inventory));
+    state_->fingerprint = ComputeFingerprint(spec_, request_.environment, identity_, facts).hash;
     return absl::OkStatus();
   }
 
@@ -88,18 +109,23 @@ class DiskLoad {
   }
 
   absl::Status AllocateSlabs() {
+    if (!request_.engine.is_host()) {
+      ASSIGN_OR_RETURN(gpu_memory_, PrivateGpuMemory::Create(request_.engine, shard(), request_.room));
+      return absl::OkStatus();
+    }
     for (const int64_t size_bytes : shard().slab_bytes) {
       ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
       slabs_.push_back(std::move(slab));
     }
+    destination_ = MakeHostDestination(shard(), slabs_);
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<Digest>> Fill() {
     LoadOptions options;
     options.reader_threads = request_.threads;
-    std::vector<std::unique_ptr<Destination>> destinations;
-    destinations.push_back(MakeHostDestination(shard(), slabs_));
+    if (gpu_memory_ != nullptr) options = gpu_memory_->Tune(options);
+    const auto destinations = gpu_memory_ != nullptr ? gpu_memory_->destinations() : std::span(&destination_, 1);
     ASSIGN_OR_RETURN(auto digests, LoadNode({file_system_, checkpoint_, identity_, plan_}, destinations, options,
                                             [this](int64_t done_bytes) {
                                               Report("LOADING", done_bytes);
@@ -108,13 +134,21 @@ class DiskLoad {
     return std::move(digests.front());
   }
 
+  absl::Status Protect() {
+    if (gpu_memory_ == nullptr) return SealAndMap();
+    ASSIGN_OR_RETURN(state_->memory, std::move(*gpu_memory_).Finish());
+    return absl::OkStatus();
+  }
+
   // Sealed like the service's memory, so that a stray write ends this process instead of changing a weight.
   absl::Status SealAndMap() {
+    destination_.reset();
+    auto memory = std::make_unique<HostMemory>();
     for (HostSlab& slab : slabs_) {
       ASSIGN_OR_RETURN(const SealedSlab sealed, std::move(slab).Seal());
-      ASSIGN_OR_RETURN(SlabMapping mapping, SlabMapping::Map(sealed.fd.get(), sealed.size_bytes));
-      state_->slabs.push_back(std::move(mapping));
+      RETURN_IF_ERROR(memory->Map(sealed.fd.get(), sealed.size_bytes));
     }
+    state_->memory = std::move(memory);
     return absl::OkStatus();
   }
 
@@ -122,11 +156,11 @@ class DiskLoad {
   absl::Status DecodeManifest(const std::vector<Digest>& digests) {
     ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(shard(), digests));
     ASSIGN_OR_RETURN(const std::vector<std::string_view> frames, SplitManifest(manifest));
-    std::vector<SlabView> views;
-    for (const SlabMapping& slab : state_->slabs) views.push_back(slab.view());
-    ManifestDecoder decoder(std::move(views), static_cast<int64_t>(shard().tensors.size()));
+    std::vector<int64_t> slab_bytes;
+    for (const SlabView& slab : state_->memory->slabs()) slab_bytes.push_back(slab.size_bytes);
+    ManifestDecoder decoder(std::move(slab_bytes), static_cast<int64_t>(shard().tensors.size()));
     for (const std::string_view frame : frames) RETURN_IF_ERROR(decoder.Add(RawMessage(frame)));
-    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish());
+    ASSIGN_OR_RETURN(state_->manifest, std::move(decoder).Finish(state_->memory->slabs()));
     return absl::OkStatus();
   }
 
@@ -143,6 +177,8 @@ class DiskLoad {
   Checkpoint checkpoint_;
   NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
+  std::unique_ptr<Destination> destination_;      // on the host
+  std::unique_ptr<PrivateGpuMemory> gpu_memory_;  // on a GPU
   std::unique_ptr<WeightsState> state_ = std::make_unique<WeightsState>();
 };
 

@@ -1,4 +1,5 @@
-// Weights without a service: the same reader, checks, plan, loader and manifest, in this process and for it alone.
+// Weights without a service: the same reader, checks, plan, loader and manifest, in this process and for it alone, in
+// host memory or on its GPU.
 #pragma once
 
 #include <functional>
@@ -7,6 +8,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/src/engine_device.h"
+#include "client/src/gpu_room.h"
 #include "client/src/weights_state.h"
 #include "weightbroker/client.h"
 #include "weightbroker/v1/types.pb.h"
@@ -17,6 +20,8 @@ struct DiskRequest {
   v1::WeightSpec spec;
   v1::Environment environment;
   std::map<std::string, std::string> model_roots;  // name -> folder, for models "name:relative/path"
+  EngineDevice engine;
+  RoomOptions room;  // for a GPU
   int32_t rank = 0;
   int threads = 0;                                       // 0 chooses
   std::function<void(const LoadProgress&)> on_progress;  // may be empty

@@ -1,11 +1,10 @@
 #include "client/src/lease.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/block_signals.h"
 #include "client/src/status_conversion.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
@@ -15,22 +14,6 @@ namespace weightbroker::client {
 namespace {
 
 using std::chrono::milliseconds;
-
-// Keeps the engine's signals off threads that it does not know of: a thread inherits the mask of its maker.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 v1::ExportRequest RenewalOf(const v1::ExportHeader& header) {
   v1::ExportRequest request;

@@ -47,11 +47,38 @@ absl::Status NotTrusted(const std::string& what) {
                    {{"fault", what}});
 }
 
-// Appends the varints of a packed field. False if the last one is cut off.
-bool AppendPacked(std::string_view bytes, std::vector<int64_t>* values) {
+// Whether a known field is of its own kind on the wire. Numbers of a list may come packed or one by one.
+bool HasItsType(const WireReader& reader) {
+  using Type = WireReader::Type;
+  switch (reader.field()) {
+    case kDtype:
+    case kSlab:
+    case kOffsetBytes:
+    case kSizeBytes:
+    case kKind:
+      return reader.type() == Type::kVarint;
+    case kShape:
+    case kStrides:
+      return reader.type() == Type::kVarint || reader.type() == Type::kLength;
+    case kName:
+    case kAliasOf:
+    case kDigest:
+    case kMetadata:
+      return reader.type() == Type::kLength;
+    default:
+      return true;
+  }
+}
+
+// Appends a list's numbers. False if the last one is cut off.
+bool AppendNumbers(const WireReader& reader, std::vector<int64_t>* values) {
+  if (reader.type() == WireReader::Type::kVarint) {
+    values->push_back(static_cast<int64_t>(reader.varint()));
+    return true;
+  }
   uint64_t value = 0;
   int shift = 0;
-  for (const char c : bytes) {
+  for (const char c : reader.bytes()) {
     const auto byte = static_cast<unsigned char>(c);
     if (shift > 63) return false;
     value |= static_cast<uint64_t>(byte & 0x7F) << shift;
@@ -144,9 +171,11 @@ const Tensor* FindTensor(const std::vector<Tensor>& tensors, std::string_view na
   return found != tensors.end() && found->name == name ? &*found : nullptr;
 }
 
-ManifestDecoder::ManifestDecoder(std::vector<SlabView> slabs, int64_t tensor_count)
-    : slabs_(std::move(slabs)), tensor_count_(tensor_count) {
-  manifest_.tensors.reserve(static_cast<size_t>(std::clamp<int64_t>(tensor_count, 0, kMaxReservedTensors)));
+ManifestDecoder::ManifestDecoder(std::vector<int64_t> slab_bytes, int64_t tensor_count)
+    : slab_bytes_(std::move(slab_bytes)), tensor_count_(tensor_count) {
+  const auto expected = static_cast<size_t>(std::clamp<int64_t>(tensor_count, 0, kMaxReservedTensors));
+  manifest_.tensors.reserve(expected);
+  places_.reserve(expected);
 }
 
 absl::Status ManifestDecoder::Add(RawMessage message) {
@@ -185,7 +214,7 @@ absl::Status ManifestDecoder::AddRow(std::string_view bytes) {
   tensor.kind = row.kind;
   tensor.metadata = std::move(row.metadata);
   memcpy(tensor.digest.data(), row.digest.data(), tensor.digest.size());
-  if (row.size_bytes > 0) tensor.data = slabs_[static_cast<size_t>(row.slab)].data + row.offset_bytes;
+  places_.push_back({static_cast<size_t>(row.slab), row.offset_bytes});
   if (row.alias_of.empty()) manifest_.total_bytes += row.size_bytes;
   return absl::OkStatus();
 }
@@ -196,6 +225,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
   WireReader reader(bytes);
   bool well_formed = true;
   while (reader.Next()) {
+    well_formed = HasItsType(reader) && well_formed;
     switch (reader.field()) {
       case kName:
         row->name = reader.bytes();
@@ -204,7 +234,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
         row->dtype = static_cast<DataType>(reader.varint());
         break;
       case kShape:
-        well_formed = AppendPacked(reader.bytes(), &shape_) && well_formed;
+        well_formed = AppendNumbers(reader, &shape_) && well_formed;
         break;
       case kSlab:
         row->slab = static_cast<int64_t>(reader.varint());
@@ -222,7 +252,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
         row->digest = reader.bytes();
         break;
       case kStrides:
-        well_formed = AppendPacked(reader.bytes(), &strides_) && well_formed;
+        well_formed = AppendNumbers(reader, &strides_) && well_formed;
         break;
       case kKind:
         row->kind = static_cast<TensorKind>(reader.varint());
@@ -258,14 +288,14 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
     return NotTrusted(row.name, absl::StrCat("has a digest of ", row.digest.size(), " bytes instead of 16"));
   }
   if (row.size_bytes == 0) return absl::OkStatus();
-  if (row.slab < 0 || row.slab >= static_cast<int64_t>(slabs_.size())) {
-    return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slabs_.size()));
+  if (row.slab < 0 || row.slab >= static_cast<int64_t>(slab_bytes_.size())) {
+    return NotTrusted(row.name, absl::StrCat("lies in slab ", row.slab, " of ", slab_bytes_.size()));
   }
   const int64_t alignment = row.alias_of.empty() ? kTensorAlignmentBytes : DataTypeBytes(row.dtype);
   if (row.offset_bytes < 0 || row.offset_bytes % alignment != 0) {
     return NotTrusted(row.name, absl::StrCat("lies at offset ", row.offset_bytes, ", not a multiple of ", alignment));
   }
-  const int64_t slab_bytes = slabs_[static_cast<size_t>(row.slab)].size_bytes;
+  const int64_t slab_bytes = slab_bytes_[static_cast<size_t>(row.slab)];
   if (row.size_bytes > slab_bytes || row.offset_bytes > slab_bytes - row.size_bytes) {
     return NotTrusted(row.name, absl::StrCat("takes ", row.size_bytes, " bytes from offset ", row.offset_bytes,
                                              " of a slab of ", slab_bytes));
@@ -273,11 +303,7 @@ absl::Status ManifestDecoder::CheckRow(const Row& row) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> ManifestDecoder::Finish() && {
-  if (!complete()) {
-    return NotTrusted(
-        absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
-  }
+absl::Status ManifestDecoder::CheckAliases() const {
   for (const Tensor& alias : manifest_.tensors) {
     if (alias.alias_of.empty()) continue;
     const Tensor* target = FindTensor(manifest_.tensors, alias.alias_of);
@@ -286,6 +312,19 @@ absl::StatusOr<Manifest> ManifestDecoder::Finish() && {
                                                  "\", which is no tensor with that memory"));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> ManifestDecoder::Finish(std::span<const SlabView> slabs) && {
+  if (!complete()) {
+    return NotTrusted(
+        absl::StrCat("it has ", manifest_.tensors.size(), " tensors but ", tensor_count_, " were announced"));
+  }
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Tensor& tensor = manifest_.tensors[i];
+    if (tensor.size_bytes > 0) tensor.data = slabs[places_[i].slab].data + places_[i].offset_bytes;
+  }
+  RETURN_IF_ERROR(CheckAliases());
   return std::move(manifest_);
 }
 

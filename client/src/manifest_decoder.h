@@ -1,9 +1,9 @@
 // Turns the manifest's messages into tensors with addresses, trusting nothing in them: what passes lies inside the
-// slabs.
+// slabs. Only the slabs' sizes are needed until the end, so that memory can be mapped while messages arrive.
 //
-//   ManifestDecoder decoder(slabs, header.tensor_count());
+//   ManifestDecoder decoder(slab_bytes, header.tensor_count());
 //   RETURN_IF_ERROR(decoder.Add(std::move(message)));          // one serialized v1.ExportResponse with `manifest` set
-//   ASSIGN_OR_RETURN(Manifest manifest, std::move(decoder).Finish());
+//   ASSIGN_OR_RETURN(Manifest manifest, std::move(decoder).Finish(memory->slabs()));
 //
 // Names stay where they arrived, so a tensor costs no allocation. Not thread-safe; a Manifest is immutable.
 #pragma once
@@ -11,21 +11,17 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/export_stream.h"
+#include "client/src/shard_memory.h"
 #include "weightbroker/tensor.h"
 
 namespace weightbroker::client {
-
-// Memory that tensors may lie in.
-struct SlabView {
-  const std::byte* data = nullptr;
-  int64_t size_bytes = 0;
-};
 
 // Hands out room for dimensions that never moves.
 class DimensionPool {
@@ -52,7 +48,7 @@ const Tensor* FindTensor(const std::vector<Tensor>& tensors, std::string_view na
 
 class ManifestDecoder {
  public:
-  ManifestDecoder(std::vector<SlabView> slabs, int64_t tensor_count);
+  ManifestDecoder(std::vector<int64_t> slab_bytes, int64_t tensor_count);
 
   // PROTOCOL_ERROR naming the tensor and what is wrong with it.
   absl::Status Add(RawMessage message);
@@ -60,21 +56,28 @@ class ManifestDecoder {
   // Whether all tensors that were announced have been added.
   bool complete() const { return static_cast<int64_t>(manifest_.tensors.size()) == tensor_count_; }
 
-  // PROTOCOL_ERROR if tensors are missing, or an alias does not share its tensor's memory.
-  absl::StatusOr<Manifest> Finish() &&;
+  // Gives every tensor its address in `slabs`, which are those whose sizes were given. PROTOCOL_ERROR if tensors are
+  // missing, or an alias does not share its tensor's memory.
+  absl::StatusOr<Manifest> Finish(std::span<const SlabView> slabs) &&;
 
  private:
   struct Row;
+  struct Place {
+    size_t slab = 0;
+    int64_t offset_bytes = 0;
+  };
 
   absl::Status AddChunk(std::string_view chunk);
   absl::Status AddRow(std::string_view bytes);
   absl::Status ParseRow(std::string_view bytes, Row* row);
   absl::Status CheckRow(const Row& row) const;
+  absl::Status CheckAliases() const;
 
-  const std::vector<SlabView> slabs_;
+  const std::vector<int64_t> slab_bytes_;
   const int64_t tensor_count_;
   std::vector<int64_t> shape_;    // of the row in hand; kept for its memory
   std::vector<int64_t> strides_;  // likewise
+  std::vector<Place> places_;     // of each tensor so far
   Manifest manifest_;
 };
 

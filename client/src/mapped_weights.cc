@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "client/src/slab_mapping.h"
 #include "client/src/status_conversion.h"
-#include "client/src/verify.h"
 #include "client/src/weights_state.h"
 
 namespace weightbroker {
@@ -21,7 +21,13 @@ const std::vector<Tensor>& MappedWeights::tensors() const { return state_->manif
 
 int64_t MappedWeights::total_bytes() const { return state_->manifest.total_bytes; }
 
+const Device& MappedWeights::device() const { return state_->memory->device(); }
+
 const Source& MappedWeights::source() const { return state_->source; }
+
+const AttachTimes& MappedWeights::attach_times() const { return state_->times; }
+
+std::shared_ptr<const void> MappedWeights::KeepAlive() const { return state_; }
 
 const std::string& MappedWeights::fingerprint() const { return state_->fingerprint; }
 
@@ -34,7 +40,7 @@ Status MappedWeights::lease_status() const {
 }
 
 Status MappedWeights::Verify(int threads) const {
-  return client::ToPublic(client::VerifyDigests(tensors(), client::ChooseThreads(threads)));
+  return client::ToPublic(state_->memory->Verify(tensors(), client::ChooseThreads(threads)));
 }
 
 }  // namespace weightbroker

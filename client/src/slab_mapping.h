@@ -1,11 +1,12 @@
-// A slab mapped read-only into this process. Move-only; unmaps when destroyed; immutable, so thread-safe.
+// A slab in host memory, mapped read-only into this process. Move-only; unmaps when destroyed; immutable, so
+// thread-safe.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/src/manifest_decoder.h"
+#include "client/src/shard_memory.h"
 
 namespace weightbroker::client {
 

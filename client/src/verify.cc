@@ -56,7 +56,9 @@ void DigestPiece(const Tensor& tensor, const Piece& piece, Sums* sums) {
   sums->Merge(piece.tensor, sum);
 }
 
-absl::Status Compare(const Tensor& tensor, const Digest& found) {
+}  // namespace
+
+absl::Status CheckDigest(const Tensor& tensor, const Digest& found) {
   const TensorDigest& stated = tensor.digest;
   Digest expected;
   std::transform(stated.begin(), stated.end(), expected.begin(), [](unsigned char byte) { return std::byte{byte}; });
@@ -69,8 +71,6 @@ absl::Status Compare(const Tensor& tensor, const Digest& found) {
        {"expected_digest", DigestHex(expected)},
        {"found_digest", DigestHex(found)}});
 }
-
-}  // namespace
 
 absl::Status VerifyDigests(const std::vector<Tensor>& tensors, int threads) {
   const std::vector<Piece> pieces = CutIntoPieces(tensors);
@@ -90,7 +90,7 @@ absl::Status VerifyDigests(const std::vector<Tensor>& tensors, int threads) {
 
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].alias_of.empty()) continue;
-    absl::Status status = Compare(tensors[i], sums[i].Finish(tensors[i].size_bytes));
+    absl::Status status = CheckDigest(tensors[i], sums[i].Finish(tensors[i].size_bytes));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

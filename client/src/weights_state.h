@@ -3,11 +3,10 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "client/src/lease.h"
 #include "client/src/manifest_decoder.h"
-#include "client/src/slab_mapping.h"
+#include "client/src/shard_memory.h"
 #include "weightbroker/mapped_weights.h"
 
 namespace weightbroker::client {
@@ -15,11 +14,12 @@ namespace weightbroker::client {
 // Members are destroyed from the last to the first: the memory is unmapped before the lease ends.
 struct WeightsState {
   std::unique_ptr<Lease> lease;  // null from disk
-  std::vector<SlabMapping> slabs;
+  std::unique_ptr<ShardMemory> memory;
   Manifest manifest;
   Source source;
   std::string fingerprint;
   int64_t generation = 0;
+  AttachTimes times;
 };
 
 }  // namespace weightbroker::client

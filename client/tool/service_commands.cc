@@ -95,6 +95,18 @@ void PrintSet(const v1::WeightSet& set) {
   PrintSets(sets);
 }
 
+// Nothing where there is no GPU.
+void PrintGpus(const v1::HealthResponse& health) {
+  if (health.devices().empty()) return;
+  std::vector<std::vector<std::string>> rows = {{"GPU", "UUID", "NAME", "CAPABILITY", "MEMORY", "FREE", "USED"}};
+  for (const v1::Device& gpu : health.devices()) {
+    rows.push_back({absl::StrCat(gpu.ordinal()), gpu.uuid(), gpu.name(), gpu.compute_capability(),
+                    FormatBytes(gpu.total_bytes()), FormatBytes(gpu.free_bytes()),
+                    gpu.refusal().empty() ? "yes" : absl::StrCat("no: ", gpu.refusal())});
+  }
+  printf("%s\n", FormatTable(rows).c_str());
+}
+
 void PrintHealth(const v1::HealthResponse& health) {
   const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
   printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
@@ -110,6 +122,7 @@ void PrintHealth(const v1::HealthResponse& health) {
                             {"model roots", absl::StrJoin(health.model_roots(), " ")}})
                    .c_str());
   printf("\n");
+  PrintGpus(health);
   PrintSets(health.weight_sets());
 }
 

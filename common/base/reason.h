@@ -22,6 +22,14 @@ namespace weightbroker {
   X(kRankOutOfRange, "RANK_OUT_OF_RANGE", kInvalidArgument)                  \
   X(kRankNotHere, "RANK_NOT_HERE", kNotFound)                                \
   X(kPlacementMismatch, "PLACEMENT_MISMATCH", kFailedPrecondition)           \
+  /* GPUs */                                                                 \
+  X(kGpuUnavailable, "GPU_UNAVAILABLE", kFailedPrecondition)                 \
+  X(kDriverTooOld, "DRIVER_TOO_OLD", kFailedPrecondition)                    \
+  X(kDeviceUnsupported, "DEVICE_UNSUPPORTED", kFailedPrecondition)           \
+  X(kDeviceMismatch, "DEVICE_MISMATCH", kFailedPrecondition)                 \
+  X(kHandleStale, "HANDLE_STALE", kFailedPrecondition)                       \
+  X(kExporterDead, "EXPORTER_DEAD", kFailedPrecondition)                     \
+  X(kCudaError, "CUDA_ERROR", kInternal)                                     \
   /* where models may lie */                                                 \
   X(kModelRootUnknown, "MODEL_ROOT_UNKNOWN", kNotFound)                      \
   X(kModelOutsideRoots, "MODEL_OUTSIDE_ROOTS", kPermissionDenied)            \
@@ -84,6 +92,9 @@ namespace weightbroker {
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \
   /* integrity, and the rest */                                              \
   X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \
+  X(kTensorUnknown, "TENSOR_UNKNOWN", kNotFound)                             \
+  X(kModuleMismatch, "MODULE_MISMATCH", kFailedPrecondition)                 \
+  X(kTorchError, "TORCH_ERROR", kInternal)                                   \
   X(kProtocolError, "PROTOCOL_ERROR", kInternal)                             \
   X(kConfigurationInvalid, "CONFIGURATION_INVALID", kInvalidArgument)        \
   X(kSystemError, "SYSTEM_ERROR", kInternal)

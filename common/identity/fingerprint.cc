@@ -21,6 +21,8 @@ constexpr char kFingerprintVersion[] = "1";
 // what a built-in architecture file says.
 constexpr char kLayoutRevision[] = "1";
 
+constexpr char kDevicePrefix[] = "device.";
+
 constexpr size_t kMaxEnvironmentBytes = 128;
 
 void AddFile(const FileIdentity& file, std::map<std::string, std::string>& components) {
@@ -71,6 +73,20 @@ std::string ValueOf(const Fingerprint& fingerprint, const std::string& field) {
 
 DeviceFacts HostDeviceFacts() {
   return {{"device.kind", "host"}, {"device.compute_capability", "none"}, {"device.driver_version", "none"}};
+}
+
+DeviceFacts GpuDeviceFacts(const std::string& compute_capability, const std::string& driver_version) {
+  return {{"device.kind", "cuda"},
+          {"device.compute_capability", compute_capability},
+          {"device.driver_version", driver_version}};
+}
+
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint) {
+  DeviceFacts facts;
+  for (const auto& [field, value] : fingerprint.components) {
+    if (field.rfind(kDevicePrefix, 0) == 0) facts[field] = value;
+  }
+  return facts;
 }
 
 std::string HashComponents(const std::map<std::string, std::string>& components) {

@@ -18,9 +18,12 @@
 
 namespace weightbroker {
 
-// What the service knows of the device, by field name; for host memory {"device.compute_capability": "none", ...}.
+// What the service knows of the devices that hold the weights, by field name; for host memory
+// {"device.compute_capability": "none", ...}.
 using DeviceFacts = std::map<std::string, std::string>;
 DeviceFacts HostDeviceFacts();
+// Of a GPU: "9.0" and "580.159.03", as NVML says them.
+DeviceFacts GpuDeviceFacts(const std::string& compute_capability, const std::string& driver_version);
 
 struct Fingerprint {
   std::string hash;                               // 64 lower-case hexadecimal digits
@@ -35,6 +38,9 @@ Fingerprint ComputeFingerprint(const v1::WeightSpec& spec, const v1::Environment
 
 // The SHA-256 over architecture files, file name to contents; empty if there are none.
 std::string HashArchitectures(const std::map<std::string, std::string>& texts);
+
+// What of its components is a device's facts.
+DeviceFacts DeviceFactsOf(const Fingerprint& fingerprint);
 
 // The SHA-256 over the canonical text of `components`: what ComputeFingerprint puts into `hash`.
 std::string HashComponents(const std::map<std::string, std::string>& components);

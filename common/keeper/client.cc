@@ -249,6 +249,8 @@ class KeeperClient::Impl {
                         std::move(answer.loader_end)};
   }
 
+  absl::Status DetachLoader(pid_t pid) { return Ask({.type = Type::kDetachLoader, .number = pid}, {}).status(); }
+
  private:
   // A question whose answer somebody waits for.
   class Call {
@@ -491,5 +493,6 @@ absl::Status KeeperClient::Drop(const std::string& key) { return impl_->Drop(key
 absl::StatusOr<KeeperLoader> KeeperClient::SpawnLoader(const std::vector<std::string>& arguments, int request_fd) {
   return impl_->SpawnLoader(arguments, request_fd);
 }
+absl::Status KeeperClient::DetachLoader(pid_t pid) { return impl_->DetachLoader(pid); }
 
 }  // namespace weightbroker

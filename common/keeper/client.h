@@ -106,6 +106,11 @@ class KeeperClient {
   // argument with a NUL in it.
   absl::StatusOr<KeeperLoader> SpawnLoader(const std::vector<std::string>& arguments, int request_fd);
 
+  // Has the keeper not kill that loader when this broker ends: it goes on until it ends by itself, which it does once
+  // its control socket is closed everywhere. Put the socket into an entry first to keep it over this broker's end.
+  // KEEPER_REFUSED if it is no loader of this broker, or the keeper is too old to know how.
+  absl::Status DetachLoader(pid_t pid);
+
  private:
   class Impl;
   explicit KeeperClient(std::unique_ptr<Impl> impl);

@@ -17,6 +17,7 @@
 //   kDrop {key} ----------------------------->  kAck                   also if there is no such entry
 //   kSpawnLoader {value: extra arguments} + request memfd --->
 //          <------------------- kSpawned {pid} + control socket, pidfd  or kNack
+//   kDetachLoader {pid} --------------------->  kAck                   it is not killed when this broker ends
 //          <------------------- kExited {pid, wait status}             whenever a spawned process has ended
 //          <------------------- kPing;  kPong ------------------------>  one that is late is killed and replaced
 //
@@ -64,7 +65,8 @@ inline constexpr int kMaxKeeperFdsPerPacket = 250;  // under the kernel's 253
   X(kExited, "exited", 12)              \
   X(kPing, "ping", 13)                  \
   X(kPong, "pong", 14)                  \
-  X(kTakingUp, "taking_up", 15)
+  X(kTakingUp, "taking_up", 15)         \
+  X(kDetachLoader, "detach_loader", 16)
 
 enum class KeeperMessageType : uint16_t {
 #define WEIGHTBROKER_KEEPER_MESSAGE_ENUMERATOR(enumerator, name, number) enumerator = number,
@@ -79,7 +81,7 @@ struct KeeperMessage {
   KeeperMessageType type = KeeperMessageType::kHello;
   uint16_t version = kKeeperProtocolVersion;
   int64_t request_id = 0;  // chosen by the asking side, repeated in the answer
-  int64_t number = 0;      // kWelcome: entry count; kSpawned, kExited: process id
+  int64_t number = 0;      // kWelcome: entry count; kSpawned, kDetachLoader, kExited: process id
   int32_t part = 0;        // kPut, kEntry: which part of the entry this packet is, from 0
   int32_t parts = 1;       // kPut, kEntry: how many there are
   int32_t status = 0;      // kExited: as waitpid gives it; kWelcome: how many entries brokers had died of

@@ -12,6 +12,7 @@
 #include "common/base/mutex.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "common/load/not_finite.h"
 #include "common/load/read_plan.h"
 #include "common/quant/convert.h"
 #include "common/quant/fp8_block.h"
@@ -254,16 +255,6 @@ class HostDestination : public Destination {
       sum.Add(offset, {PlaceOf(tensor) + offset, static_cast<size_t>(transfer.run_elements)});
     }
     return absl::OkStatus();
-  }
-
-  static absl::Status WeightNotFinite(const TensorPlacement& tensor, int64_t element) {
-    const int64_t columns = tensor.shape.back();
-    const std::string row = absl::StrCat(element / columns);
-    const std::string column = absl::StrCat(element % columns);
-    return MakeError(Reason::kWeightNotFinite,
-                     absl::StrCat("tensor ", Quote(tensor.name), " has a NaN or an infinity in row ", row, ", column ",
-                                  column, " of its shard, which FP8 blocks cannot hold: the checkpoint is damaged"),
-                     {{"tensor", Printable(tensor.name)}, {"row", row}, {"column", column}});
   }
 
   const ShardPlan& plan_;

@@ -15,11 +15,11 @@ constexpr int64_t kBlock = kDirectAlignmentBytes;
 int64_t RoundDown(int64_t value) { return value / kBlock * kBlock; }
 int64_t RoundUp(int64_t value) { return RoundDown(value + kBlock - 1); }
 
-// What file systems without O_DIRECT say, on open or only on read.
+// What file systems without O_DIRECT say, on open or only on read; EFAULT where they cannot read into pinned memory.
 bool RefusesDirect(const absl::Status& status) {
   const auto metadata = GetErrorDetails(status).metadata;
   const auto name = metadata.find("errno");
-  return name != metadata.end() && (name->second == "EINVAL" || name->second == "EOPNOTSUPP");
+  return name != metadata.end() && (name->second == "EINVAL" || name->second == "EOPNOTSUPP" || name->second == "EFAULT");
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "common/memory/digest_word.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -14,25 +16,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "wbd1 reads little-endian words");
 
-// Odd, so that the keys of 2^64 successive words all differ, in their low halves of 2^32 successive words.
-constexpr uint64_t kKeySteps[2] = {0x9E3779B97F4A7C15, 0xD1B54A32D192ED03};
+using namespace wbd1;  // NOLINT(google-build-using-namespace): the words of the definition
 
 using Lanes = std::array<uint64_t, 2>;
-
-constexpr uint64_t Key(int lane, uint64_t word_index) { return (word_index + 1) * kKeySteps[lane]; }
-
-constexpr uint64_t HalvesMultiplied(uint64_t x) { return (x & 0xFFFFFFFF) * (x >> 32); }
-
-// Without it, changes in several words cancel, because the keys are an arithmetic progression: words A B B A and B A A
-// B had the same digest for 393 of 384,000 choices of A and B one bit apart, and none has with it.
-constexpr uint64_t Folded(uint64_t x) { return x ^ (x >> 32); }
-
-// The product depends on the position. The word itself, added plainly in one lane and with its halves exchanged in the
-// other, makes every single flipped bit certain to change at least one lane: see docs/manifest-format.md.
-inline void AddWord(uint64_t word, uint64_t word_index, Lanes& lanes) {
-  lanes[0] += Folded(HalvesMultiplied(word ^ Key(0, word_index)) + word);
-  lanes[1] += Folded(HalvesMultiplied(word ^ Key(1, word_index)) + std::rotl(word, 32));
-}
 
 template <bool kCopy>
 void AddWordsPortably(uint64_t first_word, const std::byte* source, size_t words, std::byte* destination,
@@ -42,7 +28,7 @@ void AddWordsPortably(uint64_t first_word, const std::byte* source, size_t words
     uint64_t word;
     std::memcpy(&word, source + i * sizeof(word), sizeof(word));
     if constexpr (kCopy) std::memcpy(destination + i * sizeof(word), &word, sizeof(word));
-    AddWord(word, first_word + i, sum);
+    AddWord(word, first_word + i, sum.data());
   }
   lanes = sum;
 }
@@ -71,8 +57,8 @@ template <bool kCopy>
 __attribute__((target("avx2"))) void AddWordsWithAvx2(uint64_t first_word, const std::byte* source, size_t words,
                                                       std::byte* destination, Lanes& lanes) {
   constexpr size_t kStride = 8;  // two vectors: one alone waits for its own multiplications
-  const __m256i step0 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeySteps[0]));
-  const __m256i step1 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeySteps[1]));
+  const __m256i step0 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeyStep0));
+  const __m256i step1 = _mm256_set1_epi64x(static_cast<long long>(kStride * kKeyStep1));
   __m256i keys0[2] = {FourKeys(0, first_word), FourKeys(0, first_word + 4)};
   __m256i keys1[2] = {FourKeys(1, first_word), FourKeys(1, first_word + 4)};
   __m256i sums0[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -129,13 +115,6 @@ uint64_t TailWord(std::span<const std::byte> tail) {
   return word;
 }
 
-// A bijection that spreads every bit over all others (the finalizer of MurmurHash3).
-constexpr uint64_t Spread(uint64_t x) {
-  x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD;
-  x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53;
-  return x ^ (x >> 33);
-}
-
 template <bool kCopy>
 void AddPart(int64_t offset_bytes, std::span<const std::byte> source, std::byte* destination, Lanes& lanes) {
   const uint64_t first_word = FirstWordOf(offset_bytes);
@@ -144,7 +123,7 @@ void AddPart(int64_t offset_bytes, std::span<const std::byte> source, std::byte*
   const auto tail = source.subspan(words * sizeof(uint64_t));
   if (tail.empty()) return;
   if constexpr (kCopy) std::memcpy(destination + words * sizeof(uint64_t), tail.data(), tail.size());
-  AddWord(TailWord(tail), first_word + words, lanes);
+  AddWord(TailWord(tail), first_word + words, lanes.data());
 }
 
 }  // namespace
@@ -162,7 +141,7 @@ void DigestAccumulator::Merge(const DigestAccumulator& other) {
 }
 
 Digest DigestAccumulator::Finish(int64_t size_bytes) const {
-  const uint64_t first = Spread(lanes_[0] + Spread(static_cast<uint64_t>(size_bytes) + kKeySteps[0]));
+  const uint64_t first = Spread(lanes_[0] + Spread(static_cast<uint64_t>(size_bytes) + kKeyStep0));
   const uint64_t second = Spread(lanes_[1] + first);
   Digest digest;
   std::memcpy(digest.data(), &first, sizeof(first));

@@ -27,6 +27,10 @@ using Digest = std::array<std::byte, 16>;
 
 class DigestAccumulator {
  public:
+  DigestAccumulator() = default;
+  // One that has seen what a GPU has summed up: the two lanes of the definition.
+  explicit DigestAccumulator(const std::array<uint64_t, 2>& lanes) : lanes_(lanes) {}
+
   // Adds the bytes that lie at `offset_bytes` of the tensor. Parts must not overlap.
   void Add(int64_t offset_bytes, std::span<const std::byte> bytes);
 

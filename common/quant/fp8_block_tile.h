@@ -46,8 +46,10 @@ struct Fp8BlockLaunch {
   int64_t scale_row_elements = 0;
   int64_t rows = 0;
   int64_t columns = 0;
-  // Of an unsigned 64-bit number that is ~0 before: row * columns + column of the first value that is not finite.
+  // Of an unsigned 64-bit number that is ~0 before: not_finite_base + row * to_row_elements + column of the first value
+  // that is not finite, if there is one.
   uint64_t not_finite = 0;
+  int64_t not_finite_base = 0;
 
   WEIGHTBROKER_FP8_FUNCTION int64_t BlockColumns() const { return (columns + kFp8Side - 1) / kFp8Side; }
   WEIGHTBROKER_FP8_FUNCTION int64_t BlockCount() const { return (rows + kFp8Side - 1) / kFp8Side * BlockColumns(); }
@@ -215,12 +217,12 @@ class Fp8Tile {
     return fp8_internal::ToBits(Format::ToFloat(larger));
   }
 
-  // row * columns + column of this thread's first element that is not finite; ~0 if there is none.
+  // What `not_finite` is to be, of this thread's elements; ~0 if all are finite.
   WEIGHTBROKER_FP8_FUNCTION uint64_t FirstNotFinite() const {
     for (int i = 0; i < kFp8Vectors; ++i) {
       for (int e = 0; e < kFp8VectorElements; ++e) {
         if ((fp8_internal::ToBits(Element(i, e)) & 0x7FFFFFFF) < kFp8InfinityBits) continue;
-        return static_cast<uint64_t>(RowOf(i) * launch_.columns + column_ + e);
+        return static_cast<uint64_t>(launch_.not_finite_base + RowOf(i) * launch_.to_row_elements + column_ + e);
       }
     }
     return ~uint64_t{0};

@@ -16,6 +16,7 @@
 #include "common/memory/host_slab.h"
 #include "common/plan/plan.h"
 #include "server/broker/kept_records.h"
+#include "server/broker/names.h"
 #include "weightbroker/internal/v1/kept.pb.h"
 
 namespace weightbroker {
@@ -107,7 +108,8 @@ absl::Status CheckPlace(const internal::v1::ShardRecord& record, const Placement
                                JoinRanks(placement.ranks)));
 }
 
-absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, GpuFdCheck check_gpu_fd,
+                                    std::vector<UniqueFd>* fds) {
   ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::ShardRecord>(value, fds));
   RETURN_IF_ERROR(CheckFingerprint(key, record.weight_set()));
   if (record.rank() != key.rank) {
@@ -116,9 +118,11 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, st
   if (record.generation() < 1 || record.tensor_count() < 0 || record.read_bytes() < 0) {
     return Distrust("its record has a generation under 1, or less than no tensors or bytes");
   }
-  if (static_cast<int>(fds->size()) != record.slabs_size() + 1) {
-    return Distrust(
-        absl::StrCat("it has ", fds->size(), " descriptors for ", record.slabs_size(), " slabs and a manifest"));
+  const bool has_exporter = record.handle_kind() == v1::HANDLE_KIND_CUDA_IPC;
+  const size_t slab_fds = SlabFdCount(record.handle_kind(), static_cast<size_t>(record.slabs_size()));
+  if (fds->size() != slab_fds + 1 + (has_exporter ? 1 : 0)) {
+    return Distrust(absl::StrCat("it has ", fds->size(), " descriptors for ", record.slabs_size(),
+                                 " slabs and a manifest, as ", HandleKindName(record.handle_kind())));
   }
   KeptShard kept;
   ASSIGN_OR_RETURN(kept.set, ReadWeightSet(record.weight_set()));
@@ -128,13 +132,15 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, st
   kept.shard->rank = record.rank();
   kept.shard->device = record.device();
   kept.shard->handle_kind = record.handle_kind();
-  kept.shard->slabs = {record.slabs().begin(), record.slabs().end()};
   kept.shard->tensor_count = record.tensor_count();
+  if (has_exporter) {
+    kept.shard->exporter = std::make_shared<const Exporter>(std::move(fds->back()));
+    fds->pop_back();
+  }
   ManifestFile manifest{std::move(fds->back()), record.manifest_bytes(), record.manifest_sha256()};
   fds->pop_back();
-  ASSIGN_OR_RETURN(kept.shard->size_bytes, CheckSlabs(kept.shard->slabs, *fds));
   ASSIGN_OR_RETURN(kept.shard->manifest, Manifest::FromVault(std::move(manifest)));
-  kept.shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(*fds));
+  RETURN_IF_ERROR(TakeSlabs({record.slabs().begin(), record.slabs().end()}, fds, check_gpu_fd, kept.shard.get()));
   return kept;
 }
 
@@ -150,6 +156,8 @@ bool IsWhole(const std::map<int32_t, KeptShard>& shards) {
 
 class Checker {
  public:
+  explicit Checker(GpuFdCheck check_gpu_fd) : check_gpu_fd_(check_gpu_fd) {}
+
   CheckedEntries Check(std::vector<KeeperEntry> entries,
                        const std::function<void(const std::string& key)>& taking_up) && {
     for (KeeperEntry& entry : entries) {
@@ -182,7 +190,7 @@ class Checker {
   }
 
   absl::Status AddShard(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
-    ASSIGN_OR_RETURN(KeptShard shard, ReadShard(key, value, fds));
+    ASSIGN_OR_RETURN(KeptShard shard, ReadShard(key, value, check_gpu_fd_, fds));
     NoteGeneration(key.fingerprint, shard.residency.generation);
     shards_[key.fingerprint].emplace(key.rank, std::move(shard));
     return absl::OkStatus();
@@ -237,6 +245,7 @@ class Checker {
     }
   }
 
+  const GpuFdCheck check_gpu_fd_;
   CheckedEntries checked_;
   std::map<std::string, std::map<int32_t, KeptShard>> shards_;  // by fingerprint and rank
   std::map<std::string, Adoption::Load> loads_;                 // by fingerprint
@@ -268,8 +277,8 @@ absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max
 }
 
 CheckedEntries CheckEntries(std::vector<KeeperEntry> entries,
-                            const std::function<void(const std::string& key)>& taking_up) {
-  return Checker().Check(std::move(entries), taking_up);
+                            const std::function<void(const std::string& key)>& taking_up, GpuFdCheck check_gpu_fd) {
+  return Checker(check_gpu_fd).Check(std::move(entries), taking_up);
 }
 
 }  // namespace weightbroker

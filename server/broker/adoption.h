@@ -56,6 +56,7 @@ struct CheckedEntries {
 // A shard of a set of which another rank is missing or refused is refused, too: a set is served whole or not at all.
 // `taking_up` is called with the key of each entry before anything is made of it.
 CheckedEntries CheckEntries(std::vector<KeeperEntry> entries,
-                            const std::function<void(const std::string& key)>& taking_up = nullptr);
+                            const std::function<void(const std::string& key)>& taking_up = nullptr,
+                            GpuFdCheck check_gpu_fd = CheckGpuMemoryFd);
 
 }  // namespace weightbroker

@@ -50,13 +50,15 @@ struct Broker::Parts {
         resolver(std::move(model_resolver)),
         rooted_files(*options.file_system, resolver),
         identities(rooted_files, *options.file_system),
-        registry(Registry::Create({.memory_limit_bytes = options.memory_limit_bytes,
-                                   .host_memory = options.host_memory,
-                                   .device_memory = options.device_memory,
-                                   .clock = options.clock,
-                                   .vault = options.vault})),
+        registry(Registry::Create(
+            {.memory_limit_bytes = options.memory_limit_bytes,
+             .host_memory = options.host_memory,
+             .device_memory = [this](const std::string& device) { return options.devices->Memory(device); },
+             .clock = options.clock,
+             .vault = options.vault})),
         metrics(options.version, [this] { return ReadGauges(); }),
         health_facts(*options.clock, [this] { return ReadFacts(); }),
+        exporters([this](const std::string& fingerprint) { OnExporterEnded(fingerprint); }),
         loads({.registry = registry,
                .spawner = options.spawner,
                .reader_threads = options.reader_threads,
@@ -64,6 +66,7 @@ struct Broker::Parts {
                .max_concurrent_loads = options.max_concurrent_loads,
                .stall_timeout = options.loader_stall_timeout,
                .vault = options.vault,
+               .check_gpu_fd = options.check_gpu_fd,
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         publications(
             {.registry = registry,
@@ -105,7 +108,18 @@ struct Broker::Parts {
   HealthFacts::Facts ReadFacts() {
     return {.available_bytes = options.host_memory().available_bytes,
             .open_connections = peers.CountOpen(),
-            .host_page_kind = ProbeHostPageKind(kProbeSlabBytes)};
+            .host_page_kind = ProbeHostPageKind(kProbeSlabBytes),
+            .gpus = options.devices->Report()};
+  }
+
+  void OnExporterEnded(const std::string& fingerprint) {
+    metrics.CountExporterEnded();
+    Log(LogLevel::kError, "exporter.ended",
+        {{"fingerprint", fingerprint},
+         {"reason", std::string(ReasonName(Reason::kExporterDead))},
+         {"message",
+          "the process that exported this weight set by CUDA IPC has ended: engines keep what they have "
+          "mapped, and no other can map it"}});
   }
 
   GaugeValues ReadGauges() {
@@ -121,7 +135,7 @@ struct Broker::Parts {
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
     values.reserved_bytes = totals.reserved_bytes;
-    for (const ServedDevice& device : options.devices) values.reserved_bytes_by_device[device.name] = 0;
+    for (const ServedDevice& device : options.devices->Served()) values.reserved_bytes_by_device[device.name] = 0;
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
@@ -130,8 +144,10 @@ struct Broker::Parts {
 
   void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
+    if (result.ok()) WatchExporter(set);
   }
 
+  void WatchExporter(const WeightSetRef& set);
   void OnPublished(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountPublication(result.ok());
     if (result.ok()) metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
@@ -154,6 +170,7 @@ struct Broker::Parts {
   Metrics metrics;
   HealthFacts health_facts;
   LiveCalls live_calls;
+  ExporterWatch exporters;
   LoadManager loads;
   PublicationManager publications;
   WorkerPool workers;
@@ -214,10 +231,19 @@ absl::Status Broker::Parts::AdoptSet(Adoption::Set kept) {
   RETURN_IF_ERROR(resolver.CheckInside(model, model));  // the roots may be others than they were
   ASSIGN_OR_RETURN(const WeightSetRef set, registry->Adopt(std::move(kept)));
   // With it the next call by spec opens no file. It must stand for the same files as the fingerprint does.
-  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(), HostDeviceFacts());
+  const Fingerprint again = ComputeFingerprint(set->spec(), set->environment(), set->identity(),
+                                               DeviceFactsOf(set->fingerprint()), context.architectures_sha256);
   if (again.hash == set->fingerprint().hash) identities.Seed(set->shared_identity());
+  WatchExporter(set);
   Log(LogLevel::kInfo, "weights.adopted", DescribeForLog(registry->Describe(set)));
   return absl::OkStatus();
+}
+
+void Broker::Parts::WatchExporter(const WeightSetRef& set) {
+  for (const RankPlacement& rank : set->placement().ranks) {
+    const auto shard = registry->Look(set, rank.rank, {});
+    if (shard.ok() && (*shard)->exporter != nullptr) exporters.Add((*shard)->exporter, set->fingerprint().hash);
+  }
 }
 
 absl::Status Broker::Parts::Serve(int listen_fd) {

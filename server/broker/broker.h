@@ -19,11 +19,10 @@
 #include "common/base/file.h"
 #include "common/memory/host_memory.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
-#include "server/broker/placement.h"
 #include "server/broker/publish_gate.h"
-#include "server/broker/registry.h"
 #include "server/broker/vault.h"
 #include "server/endpoint/access.h"
 
@@ -54,8 +53,8 @@ struct BrokerOptions {
 
   FileSystem* file_system = &RealFileSystem();
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
-  std::vector<ServedDevice> devices = HostOnly();  // never empty; in the order in which ranks are placed
-  std::function<absl::StatusOr<DeviceMemory>(const std::string& device)> device_memory = NoDeviceMemory;
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;                  // another for tests without a GPU
+  DeviceCatalog* devices = &DeviceCatalog::HostOnlyCatalog();  // must outlive the broker
   const Clock* clock = &RealClock();
 };
 

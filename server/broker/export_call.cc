@@ -3,6 +3,8 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -72,23 +74,23 @@ void ExportCall::RunBySpec() {
 absl::Status ExportCall::ExportBySpec() {
   const auto resolved = ResolveSpec(context_, request_.spec(), request_.environment());
   if (!resolved.ok()) return ExportUnverified(resolved.status());
-  if (const WeightSetRef set = context_.registry->Find(resolved->fingerprint.hash)) {
+  const SetsOfSpec found = FindSets(*context_.registry, *resolved);
+  if (!found.same.empty()) {
     identity_state_ = v1::IDENTITY_STATE_VERIFIED;
-    return ExportSet(set);
+    return ExportSet(ChooseSet(found.same));
   }
-  if (const auto closest = FindClosest(*context_.registry, resolved->fingerprint, resolved->spec.model())) {
-    return MismatchError(*context_.metrics, resolved->fingerprint.hash, *closest);
-  }
+  if (found.closest.has_value()) return MismatchError(*context_.metrics, *found.closest);
   return MakeError(Reason::kNotResident,
                    absl::StrCat("no weight set of ", resolved->spec.model(), " is resident; call Register to load it"),
-                   {{"model", resolved->spec.model()}, {"fingerprint", resolved->fingerprint.hash}});
+                   {{"model", resolved->spec.model()}});
 }
 
 // The spec cannot be resolved: if it is because files are gone that what is resident was made from, that set is what
 // was meant, and whether it may be exported is the operator's to say.
 absl::Status ExportCall::ExportUnverified(const absl::Status& cause) {
-  const WeightSetRef set = FindSetOfGoneFiles(context_, request_.spec(), request_.environment());
-  if (set == nullptr) return cause;
+  const std::vector<WeightSetRef> sets = FindSetsOfGoneFiles(context_, request_.spec(), request_.environment());
+  if (sets.empty()) return cause;
+  const WeightSetRef set = ChooseSet(sets);
   const bool allowed = context_.exports_unverified;
   const std::string& fingerprint = set->fingerprint().hash;
   context_.metrics->CountUnverifiedExport(allowed);
@@ -107,6 +109,18 @@ absl::Status ExportCall::ExportUnverified(const absl::Status& cause) {
   }
   identity_state_ = v1::IDENTITY_STATE_UNVERIFIED;
   return ExportSet(set);
+}
+
+// Of sets that differ only in their devices: one that can be had, of the kind that the caller likes best.
+WeightSetRef ExportCall::ChooseSet(const std::vector<WeightSetRef>& sets) const {
+  const auto& kinds = request_.handle_kinds();
+  const auto rank = [&](const WeightSetRef& set) {
+    const bool resident = context_.registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT;
+    const auto kind = std::find(kinds.begin(), kinds.end(), static_cast<int>(set->placement().handle_kind));
+    return std::make_tuple(!kinds.empty() && kind == kinds.end(), !resident, kind - kinds.begin());
+  };
+  return *std::min_element(sets.begin(), sets.end(),
+                           [&](const WeightSetRef& a, const WeightSetRef& b) { return rank(a) < rank(b); });
 }
 
 absl::Status ExportCall::ExportByFingerprint() {
@@ -130,7 +144,7 @@ absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
   difference.set_field("environment.torch_version");
   difference.set_requested(requested);
   difference.set_resident(resident);
-  return MismatchError(*context_.metrics, request_.fingerprint(), {set, {difference}});
+  return MismatchError(*context_.metrics, {set, request_.fingerprint(), {difference}});
 }
 
 absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
@@ -180,7 +194,10 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
   const bool renewed = request_.has_renewal();
   v1::ExportHeader header;
   header.set_lease_id(lease.id());
-  if (!renewed) AddTicket(*shard, &header);
+  if (!renewed) {
+    RETURN_IF_ERROR(CheckExportable(*shard));
+    AddHandles(*shard, &header);
+  }
   Log(LogLevel::kInfo, renewed ? "export.renewed" : "export.granted",
       {{"lease", absl::StrCat(lease.id())},
        {"fingerprint", set->fingerprint().hash},
@@ -213,7 +230,10 @@ bool ExportCall::KeepLease(Lease lease) {
   return false;
 }
 
-void ExportCall::AddTicket(const Shard& shard, v1::ExportHeader* header) const {
+// What maps the slabs: the IPC handles themselves, or a ticket for descriptors.
+void ExportCall::AddHandles(const Shard& shard, v1::ExportHeader* header) const {
+  for (v1::Slab& slab : SlabsWithHandles(shard)) *header->add_slabs() = std::move(slab);
+  if (shard.slab_fds->empty()) return;
   const Ticket ticket = context_.tickets->Issue(
       {.uid = record().peer().uid, .lease_id = header->lease_id(), .fds = shard.slab_fds}, context_.ticket_lifetime);
   header->set_ticket(ticket.data(), ticket.size());
@@ -229,7 +249,7 @@ void ExportCall::SendHeader(v1::ExportHeader* header, const WeightSetRef& set, c
   SetTimestamp(view.resident_time, header->mutable_resident_time());
   header->set_rank(shard.rank);
   header->set_device(shard.device);
-  *header->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  if (header->slabs().empty()) *header->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
   header->set_tensor_count(shard.tensor_count);
   v1::ExportResponse response;
   *response.mutable_header() = std::move(*header);

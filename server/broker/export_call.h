@@ -32,13 +32,14 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   void RunBySpec();
   absl::Status ExportBySpec();
   absl::Status ExportUnverified(const absl::Status& cause);
+  WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
   absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
   absl::Status ExportSet(const WeightSetRef& set);
   absl::Status Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
   absl::Status ShowOnly(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
   absl::Status CheckRenewal(const WeightSetRef& set) const;
-  void AddTicket(const Shard& shard, v1::ExportHeader* header) const;
+  void AddHandles(const Shard& shard, v1::ExportHeader* header) const;
   void SendHeader(v1::ExportHeader* header, const WeightSetRef& set, const Shard& shard);
   void SendManifest(const Shard& shard);
   bool KeepLease(Lease lease);

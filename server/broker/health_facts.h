@@ -1,5 +1,6 @@
-// What Health reports of the machine, read at most once a second: reading it means a handful of files in /proc and /sys
-// and a sweep over every connection, and Health is what load balancers and people call most.
+// What Health reports of the machine, read at most once a second: reading it means a handful of files in /proc and
+// /sys, questions to the GPUs' driver and a sweep over every connection, and Health is what load balancers and people
+// call most.
 //
 // Thread-safe.
 #pragma once
@@ -12,6 +13,7 @@
 
 #include "common/base/mutex.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
@@ -22,6 +24,7 @@ class HealthFacts {
     int64_t available_bytes = 0;
     int open_connections = 0;
     v1::PageKind host_page_kind = v1::PAGE_KIND_BASE;
+    GpuReport gpus = {};
   };
 
   // `clock` must outlive this object.

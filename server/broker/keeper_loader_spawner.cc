@@ -4,10 +4,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <optional>
 #include <span>
 #include <utility>
 
+#include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/memory/host_slab.h"
 #include "common/process/spawn.h"
@@ -17,8 +19,18 @@ namespace {
 
 class KeptLoader : public LoaderProcess {
  public:
-  KeptLoader(UniqueFd pidfd, std::shared_ptr<LoaderEnd> end) : pidfd_(std::move(pidfd)), end_(std::move(end)) {}
-  ~KeptLoader() override { KillIt(); }
+  KeptLoader(KeeperLoader loader, KeeperLoaderSpawner::DetachFunction detach)
+      : pid_(loader.pid), pidfd_(std::move(loader.pidfd)), end_(std::move(loader.end)), detach_(std::move(detach)) {}
+  ~KeptLoader() override {
+    if (!detached_) KillIt();
+  }
+
+  absl::Status Detach() override {
+    if (!detach_) return MakeError(Reason::kKeeperRefused, "the keeper cannot detach a loader");
+    RETURN_IF_ERROR(detach_(pid_));
+    detached_ = true;
+    return absl::OkStatus();
+  }
 
   // Where the loader is in a PID namespace that this process may not signal into, the closed control socket ends it.
   void Kill() override { KillIt(); }
@@ -31,8 +43,11 @@ class KeptLoader : public LoaderProcess {
  private:
   void KillIt() { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
 
+  const pid_t pid_;
   const UniqueFd pidfd_;
   const std::shared_ptr<LoaderEnd> end_;
+  const KeeperLoaderSpawner::DetachFunction detach_;
+  std::atomic<bool> detached_{false};
 };
 
 }  // namespace
@@ -42,8 +57,8 @@ absl::StatusOr<SpawnedLoader> KeeperLoaderSpawner::Spawn(const internal::v1::Loa
   ASSIGN_OR_RETURN(const UniqueFd request_fd,
                    CreateSealedMemfd("weightbroker-load-request", std::as_bytes(std::span(bytes))));
   ASSIGN_OR_RETURN(KeeperLoader loader, spawn_({}, request_fd.get()));
-  return SpawnedLoader{std::move(loader.control_socket),
-                       std::make_unique<KeptLoader>(std::move(loader.pidfd), std::move(loader.end))};
+  UniqueFd control_socket = std::move(loader.control_socket);
+  return SpawnedLoader{std::move(control_socket), std::make_unique<KeptLoader>(std::move(loader), detach_)};
 }
 
 }  // namespace weightbroker

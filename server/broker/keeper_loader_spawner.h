@@ -1,7 +1,8 @@
 // Has the keeper start the loaders, which reaps them and ends them when this broker ends.
 //
 //   ASSIGN_OR_RETURN(auto client, KeeperClient::FromFd(std::move(fd), options));
-//   KeeperLoaderSpawner spawner([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); });
+//   KeeperLoaderSpawner spawner([&](const auto& arguments, int fd) { return client->SpawnLoader(arguments, fd); },
+//                               [&](pid_t pid) { return client->DetachLoader(pid); });
 //
 // Thread-safe.
 #pragma once
@@ -22,13 +23,19 @@ class KeeperLoaderSpawner : public LoaderSpawner {
   // As KeeperClient::SpawnLoader.
   using SpawnFunction = std::function<absl::StatusOr<KeeperLoader>(const std::vector<std::string>&, int request_fd)>;
 
-  explicit KeeperLoaderSpawner(SpawnFunction spawn) : spawn_(std::move(spawn)) {}
+  // As KeeperClient::DetachLoader.
+  using DetachFunction = std::function<absl::Status(pid_t pid)>;
+
+  // Without `detach` no loader can be detached.
+  explicit KeeperLoaderSpawner(SpawnFunction spawn, DetachFunction detach = {})
+      : spawn_(std::move(spawn)), detach_(std::move(detach)) {}
 
   // Fails as the spawn function does.
   absl::StatusOr<SpawnedLoader> Spawn(const internal::v1::LoadRequest& request) override;
 
  private:
   const SpawnFunction spawn_;
+  const DetachFunction detach_;
 };
 
 }  // namespace weightbroker

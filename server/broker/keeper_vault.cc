@@ -20,6 +20,7 @@ absl::Status KeeperVault::Keep(const ShardToKeep& kept) {
   std::vector<int> fds;
   for (const UniqueFd& fd : *kept.shard.slab_fds) fds.push_back(fd.get());
   fds.push_back(kept.shard.manifest->file().fd.get());
+  if (kept.shard.exporter != nullptr) fds.push_back(kept.shard.exporter->control_fd());
   return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds);
 }
 
@@ -60,8 +61,9 @@ Adoption KeeperVault::TakeAdoption() {
     inherited = std::exchange(inherited_, {});
   }
   // A keeper that has gone is noticed elsewhere.
-  CheckedEntries checked = CheckEntries(std::move(inherited.entries),
-                                        [this](const std::string& key) { client_->TakingUp(key).IgnoreError(); });
+  CheckedEntries checked = CheckEntries(
+      std::move(inherited.entries), [this](const std::string& key) { client_->TakingUp(key).IgnoreError(); },
+      check_gpu_fd_);
   client_->TakingUp("").IgnoreError();
   checked.adoption.dropped_entries += inherited.dropped_entries;
   for (const RefusedEntry& refused : checked.refused) ForgetRefused(refused.entry.key, refused.cause);

@@ -3,8 +3,9 @@
 //   KeeperInheritance inheritance = (*keeper)->TakeInheritance();
 //   KeeperVault vault(keeper->get(), std::move(inheritance));
 //
-// An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order, and the manifest's. A
-// record that would take much of the keeper's own memory goes into a memfd, which is then the entry's first descriptor.
+// An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order (none for CUDA_IPC), the
+// manifest's, and for CUDA_IPC the control socket of its exporter, which ends when nobody holds that. A record that
+// would take much of the keeper's own memory goes into a memfd, which is then the entry's first descriptor.
 //
 // Thread-safe.
 #pragma once
@@ -22,7 +23,8 @@ namespace weightbroker {
 class KeeperVault : public ShardVault {
  public:
   // `client` must outlive the vault. `inherited` is what the broker before this one has left.
-  KeeperVault(KeeperClient* client, KeeperInheritance inherited) : client_(client), inherited_(std::move(inherited)) {}
+  KeeperVault(KeeperClient* client, KeeperInheritance inherited, GpuFdCheck check_gpu_fd = CheckGpuMemoryFd)
+      : client_(client), check_gpu_fd_(check_gpu_fd), inherited_(std::move(inherited)) {}
 
   absl::Status Keep(const ShardToKeep& shard) override;
   absl::Status Forget(const std::string& fingerprint, int32_t rank) override;
@@ -42,6 +44,7 @@ class KeeperVault : public ShardVault {
   void ForgetRefused(const std::string& key, const absl::Status& cause);
 
   KeeperClient* const client_;
+  const GpuFdCheck check_gpu_fd_;
 
   Mutex mutex_;
   KeeperInheritance inherited_ ABSL_GUARDED_BY(mutex_);

@@ -102,7 +102,7 @@ internal::v1::ShardRecord MakeShardRecord(const ShardToKeep& kept) {
   record.set_rank_count(rank_count);
   record.set_device(shard.device);
   record.set_handle_kind(shard.handle_kind);
-  *record.mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
+  for (v1::Slab& slab : SlabsWithHandles(shard)) *record.add_slabs() = std::move(slab);
   record.set_tensor_count(shard.tensor_count);
   record.set_manifest_bytes(shard.manifest->file().size_bytes);
   record.set_manifest_sha256(shard.manifest->file().sha256);

@@ -162,7 +162,7 @@ absl::Status LoadManager::WaitForTurn(const RunningRef& running) {
 absl::Status LoadManager::RunLoader(const RunningRef& running) {
   ASSIGN_OR_RETURN(SpawnedLoader loader, options_.spawner->Spawn(running->request));
   const auto session = std::make_shared<LoadSession>(options_.registry, running->set, std::move(loader),
-                                                     options_.heartbeat, options_.stall_timeout);
+                                                     options_.heartbeat, options_.stall_timeout, options_.check_gpu_fd);
   {
     MutexLock lock(mutex_);
     if (!running->cancelled.ok()) session->Cancel(running->cancelled);

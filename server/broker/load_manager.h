@@ -37,6 +37,7 @@ struct LoadManagerOptions {
   std::chrono::milliseconds stall_timeout{600'000};  // of a loader that makes no progress; 0: none
   int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
   ShardVault* vault = &NoVault();  // must outlive the manager
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };

@@ -1,6 +1,9 @@
 #include "server/broker/load_session.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,23 +24,26 @@ constexpr std::chrono::milliseconds kExitGrace(2000);
 }  // namespace
 
 LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-                         std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout)
+                         std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout,
+                         GpuFdCheck check_gpu_fd)
     : registry_(std::move(registry)),
       set_(std::move(set)),
-      loader_(std::move(loader)),
+      control_socket_(std::move(loader.control_socket)),
+      process_(std::move(loader.process)),
       heartbeat_(heartbeat),
       stall_timeout_(stall_timeout),
+      check_gpu_fd_(check_gpu_fd),
       last_progress_(std::chrono::steady_clock::now()) {}
 
 absl::Status LoadSession::Run() {
   absl::Status result = Converse();
   if (!result.ok()) {
-    loader_.process->Kill();  // it may be at work still, with memory that nobody will take
-    loader_.process->WaitForEnd(kExitGrace);
+    process_->Kill();  // it may be at work still, with memory that nobody will take
+    process_->WaitForEnd(kExitGrace);
     MutexLock lock(mutex_);
     return cancelled_.ok() ? result : cancelled_;
   }
-  loader_.process->WaitForEnd(kExitGrace);
+  if (set_->placement().handle_kind != v1::HANDLE_KIND_CUDA_IPC) process_->WaitForEnd(kExitGrace);
   return result;
 }
 
@@ -46,7 +52,7 @@ void LoadSession::Cancel(const absl::Status& cause) {
     MutexLock lock(mutex_);
     if (cancelled_.ok()) cancelled_ = cause;
   }
-  loader_.process->Kill();
+  process_->Kill();
 }
 
 absl::Status LoadSession::Converse() {
@@ -84,7 +90,7 @@ absl::Status LoadSession::Converse() {
 
 absl::StatusOr<LoadEvent> LoadSession::NextEvent(std::vector<UniqueFd>* fds) {
   while (true) {
-    absl::StatusOr<SocketMessage> message = ReceiveMessage(loader_.control_socket.get(), heartbeat_);
+    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_socket_.get(), heartbeat_);
     if (HasReason(message.status(), Reason::kDeadlineExceeded)) {
       registry_->ReportAlive(set_);
       RETURN_IF_ERROR(CheckNotStalled());
@@ -144,7 +150,7 @@ absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
        {"tensors", absl::StrCat(planned.tensor_count())}});
   internal::v1::LoadCommand command;
   command.set_proceed(true);
-  const absl::Status sent = SendMessage(loader_.control_socket.get(), command.SerializeAsString());
+  const absl::Status sent = SendMessage(control_socket_.get(), command.SerializeAsString());
   return HasReason(sent, Reason::kServiceUnavailable) ? DescribeDeath() : sent;
 }
 
@@ -171,13 +177,27 @@ absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& seale
     return DistrustLoader(absl::StrCat("planned ", planned.tensor_count, " tensors for rank ", planned.rank,
                                        " and handed over ", sealed.tensor_count()));
   }
-  ASSIGN_OR_RETURN(shards_.emplace_back(), ShardFromLoader(sealed, std::move(fds), {planned.rank, planned.device},
-                                                           set_->placement().handle_kind));
+  std::shared_ptr<const Exporter> exporter;
+  if (set_->placement().handle_kind == v1::HANDLE_KIND_CUDA_IPC) {
+    ASSIGN_OR_RETURN(exporter, KeepExporter());
+  }
+  ASSIGN_OR_RETURN(shards_.emplace_back(),
+                   ShardFromLoader(sealed, std::move(fds), {planned.rank, planned.device},
+                                   set_->placement().handle_kind, {check_gpu_fd_, std::move(exporter)}));
   return shards_.size() == plan_.shards.size();
 }
 
+// The loader stays, as the exporter of all its shards.
+absl::StatusOr<std::shared_ptr<const Exporter>> LoadSession::KeepExporter() {
+  if (!shards_.empty()) return shards_.front()->exporter;
+  RETURN_IF_ERROR(process_->Detach());
+  UniqueFd socket(fcntl(control_socket_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!socket.valid()) return SystemError("duplicating an exporter's control socket", errno);
+  return std::make_shared<const Exporter>(std::move(socket), process_);
+}
+
 absl::Status LoadSession::DescribeDeath() {
-  const std::string how = loader_.process->WaitForEnd(kExitGrace);
+  const std::string how = process_->WaitForEnd(kExitGrace);
   return MakeError(Reason::kLoaderFailed,
                    absl::StrCat("the loader ended without a result (", how.empty() ? "how is not known" : how,
                                 "); its memory has been given back: see its log lines, and register again"),

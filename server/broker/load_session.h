@@ -27,7 +27,8 @@ class LoadSession {
   // A loader that makes no progress for `stall_timeout` is killed; never if that is 0. Progress is a plan, a further
   // phase, or more bytes.
   LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
-              std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout);
+              std::chrono::milliseconds heartbeat, std::chrono::milliseconds stall_timeout,
+              GpuFdCheck check_gpu_fd = CheckGpuMemoryFd);
 
   // Follows the load to its end. Ok: the set is RESIDENT. Otherwise the caller must Fail the set; the cause is the
   // loader's own, MEMORY_EXHAUSTED, LOADER_FAILED (it died: how, if known), LOADER_STALLED, PROTOCOL_ERROR, or what
@@ -46,13 +47,16 @@ class LoadSession {
   absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status OnProgress(const internal::v1::LoadProgress& progress);
   absl::Status CheckNotStalled();
+  absl::StatusOr<std::shared_ptr<const Exporter>> KeepExporter();
   absl::Status DescribeDeath();
 
   const std::shared_ptr<Registry> registry_;
   const WeightSetRef set_;
-  const SpawnedLoader loader_;
+  const UniqueFd control_socket_;  // to the loader
+  const std::shared_ptr<LoaderProcess> process_;
   const std::chrono::milliseconds heartbeat_;
   const std::chrono::milliseconds stall_timeout_;
+  const GpuFdCheck check_gpu_fd_;
   MemoryPlan plan_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
   std::chrono::steady_clock::time_point last_progress_;

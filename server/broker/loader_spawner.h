@@ -17,13 +17,18 @@
 
 namespace weightbroker {
 
-// A loader that has been started. Thread-safe. Its end kills the loader if that still runs, and leaves no zombie.
+// A loader that has been started. Thread-safe. Its end kills the loader if that still runs and is not detached, and
+// leaves no zombie.
 class LoaderProcess {
  public:
   virtual ~LoaderProcess() = default;
 
   // Ends it at once. Harmless if it has ended.
   virtual void Kill() = 0;
+
+  // From now on it lives until its control socket is closed everywhere, or until its spawner's own end: neither the end
+  // of this object nor, where a keeper spawned it, of this broker kills it. KEEPER_REFUSED if it has ended.
+  virtual absl::Status Detach() = 0;
 
   // Waits at most `timeout` until it ends, and says how for people; empty if it still runs or nobody knows.
   virtual std::string WaitForEnd(std::chrono::milliseconds timeout) = 0;

@@ -28,6 +28,7 @@
 #include "common/keeper/client.h"
 #include "common/plan/architecture.h"
 #include "server/broker/broker.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/keeper_loader_spawner.h"
 #include "server/broker/keeper_vault.h"
 #include "server/broker/loader_spawner.h"
@@ -127,7 +128,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::
   return texts;
 }
 
-BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around) {
+BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
@@ -144,6 +145,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.version = WEIGHTBROKER_VERSION;
   options.spawner = around.spawner.get();
   options.vault = around.vault();
+  options.devices = devices;
   return options;
 }
 
@@ -163,10 +165,12 @@ absl::Status JoinKeeper(const BrokerConfig& config, Surroundings* around) {
   around->inherited_listener = std::move(inheritance.listening_socket);
   around->listen_fd = around->inherited_listener.get();
   around->keeper_vault = std::make_unique<KeeperVault>(keeper->get(), std::move(inheritance));
+  KeeperClient* const client = keeper->get();
   around->spawner = std::make_unique<KeeperLoaderSpawner>(
-      [client = keeper->get()](const std::vector<std::string>& arguments, int request_fd) {
+      [client](const std::vector<std::string>& arguments, int request_fd) {
         return client->SpawnLoader(arguments, request_fd);
-      });
+      },
+      [client](pid_t pid) { return client->DetachLoader(pid); });
   around->keeper = *std::move(keeper);
   return absl::OkStatus();
 }
@@ -186,9 +190,11 @@ absl::Status StandAlone(const BrokerConfig& config, Surroundings* around) {
 }
 
 absl::Status Serve(const BrokerConfig& config) {
+  DeviceCatalog devices({.wanted = config.devices, .build_has_kernels = WEIGHTBROKER_HAS_KERNELS != 0});
   Surroundings around;
   RETURN_IF_ERROR(HasKeeper(config) ? JoinKeeper(config, &around) : StandAlone(config, &around));
-  BrokerOptions options = MakeOptions(config, around);
+  if (config.names_gpus()) RETURN_IF_ERROR(devices.Check());
+  BrokerOptions options = MakeOptions(config, around, &devices);
   ASSIGN_OR_RETURN(options.architectures, ReadArchitectures(config.architecture_dir));
   ASSIGN_OR_RETURN(const std::unique_ptr<Broker> broker, Broker::Start(std::move(options), around.listen_fd));
   const AliveProbe::Scope asked(&around.alive, broker.get());

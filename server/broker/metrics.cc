@@ -153,6 +153,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       loads_(AddCounters(MetricId::kLoadsTotal)),
       publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
+      exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       unverified_exports_(AddCounters(MetricId::kUnverifiedExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
@@ -174,6 +175,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const char* result : kLoadResults) loads_.Add({{"result", result}});
   for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
+  exporters_ended_.Add({});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
@@ -214,6 +216,8 @@ void Metrics::CountPublication(bool resident) {
 void Metrics::CountAdoptions(AdoptionResult result, int count) {
   adoptions_.Add({{"result", kAdoptionResults[static_cast<size_t>(result)]}}).Increment(count);
 }
+
+void Metrics::CountExporterEnded() { exporters_ended_.Add({}).Increment(); }
 
 void Metrics::CountExport(ExportResult result) {
   exports_.Add({{"result", kExportResults[static_cast<size_t>(result)]}}).Increment();

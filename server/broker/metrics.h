@@ -62,6 +62,8 @@ struct MetricInfo {
     "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
     "What the broker before this one left behind: weight sets adopted, loads restarted, records dropped.")          \
+  X(kExportersEndedTotal, "weightbroker_exporters_ended_total", kCounter, "",                                       \
+    "Processes that exported a set by CUDA IPC and have ended although the set is resident.")                       \
   X(kLoadSeconds, "weightbroker_load_seconds", kHistogram, "",                                                      \
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
@@ -135,6 +137,7 @@ class Metrics {
   void CountLoad(LoadResult result, double seconds);
   void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
+  void CountExporterEnded();
   void CountExport(ExportResult result);
   void CountUnverifiedExport(bool allowed);
   void CountRefusal(const std::string& reason);
@@ -160,6 +163,7 @@ class Metrics {
   Counters& loads_;
   Counters& publications_;
   Counters& adoptions_;
+  Counters& exporters_ended_;
   Counters& exports_;
   Counters& unverified_exports_;
   Counters& refusals_;

@@ -97,17 +97,6 @@ std::optional<std::vector<std::string>> Assign(const v1::RegisterRequest& reques
   return names;
 }
 
-// Every kind that one of `devices` offers, best first.
-std::vector<v1::HandleKind> KindsOf(std::span<const ServedDevice> devices) {
-  std::vector<v1::HandleKind> kinds;
-  for (const ServedDevice& device : devices) {
-    for (const v1::HandleKind kind : device.handle_kinds) {
-      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
-    }
-  }
-  return kinds;
-}
-
 // The kinds to try, best first: those asked for, or else the best of the device that was named or comes first.
 std::vector<v1::HandleKind> KindsToTry(const v1::RegisterRequest& request, std::span<const ServedDevice> devices) {
   if (request.handle_kinds().empty()) {
@@ -121,7 +110,7 @@ std::vector<v1::HandleKind> KindsToTry(const v1::RegisterRequest& request, std::
 }
 
 absl::Status NoSuchKind(const std::vector<v1::HandleKind>& wanted, std::span<const ServedDevice> devices) {
-  const std::string offered = JoinHandleKinds(KindsOf(devices));
+  const std::string offered = JoinHandleKinds(HandleKindsOf(devices));
   const std::string kinds = JoinHandleKinds(wanted);
   return MakeError(Reason::kHandleKindUnsupported,
                    absl::StrCat("the service offers ", offered, ", but the caller can map only ", kinds),
@@ -165,6 +154,16 @@ std::string JoinDevices(std::span<const RankPlacement> ranks) {
 
 std::vector<ServedDevice> HostOnly() { return {{kHostDevice, {v1::HANDLE_KIND_HOST_MEMFD}}}; }
 
+std::vector<v1::HandleKind> HandleKindsOf(std::span<const ServedDevice> devices) {
+  std::vector<v1::HandleKind> kinds;
+  for (const ServedDevice& device : devices) {
+    for (const v1::HandleKind kind : device.handle_kinds) {
+      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+    }
+  }
+  return kinds;
+}
+
 Placement AllOnHost(int32_t world_size) {
   Placement placement;
   placement.world_size = world_size;
@@ -205,10 +204,13 @@ absl::Status CheckPlacement(const v1::RegisterRequest& request, const Placement&
   }
   const auto& kinds = request.handle_kinds();
   if (kinds.empty() || std::find(kinds.begin(), kinds.end(), found.handle_kind) != kinds.end()) return absl::OkStatus();
+  std::vector<v1::HandleKind> wanted_kinds;
+  for (const int kind : kinds) wanted_kinds.push_back(static_cast<v1::HandleKind>(kind));
+  const std::string named = JoinHandleKinds(wanted_kinds);
   return MakeError(Reason::kHandleKindUnsupported,
                    absl::StrCat("the weight set is held as ", HandleKindName(found.handle_kind),
-                                ", fixed when it was registered, but the caller can map only other kinds"),
-                   {{"handle_kind", HandleKindName(found.handle_kind)}});
+                                ", fixed when it was registered, but the caller can map only ", named),
+                   {{"handle_kind", HandleKindName(found.handle_kind)}, {"wanted", named}});
 }
 
 std::string JoinRanks(std::span<const RankPlacement> ranks) {

@@ -45,6 +45,9 @@ struct Placement {
 // Every rank of a set of `world_size` on the host.
 Placement AllOnHost(int32_t world_size);
 
+// Every kind that one of `devices` offers, best first.
+std::vector<v1::HandleKind> HandleKindsOf(std::span<const ServedDevice> devices);
+
 // The placement that `request` asks for. What it leaves open is filled in: all ranks; the first device's best kind; and
 // for that kind the host if it offers it, else one device for each rank, in the order of `devices` (never empty, and in
 // their order of preference). RANK_OUT_OF_RANGE for a rank outside the world, DEVICE_UNKNOWN, HANDLE_KIND_UNSUPPORTED

@@ -25,6 +25,10 @@ class ChildLoader : public LoaderProcess {
     (void)child_.Kill(SIGKILL);  // one that has ended already needs none
   }
 
+  // A child dies with its ChildProcess, which its exporter has by then; and with this broker, since nothing outlives
+  // one that has no keeper.
+  absl::Status Detach() override { return absl::OkStatus(); }
+
   // Polls without the lock, so that Kill need not wait for it.
   std::string WaitForEnd(std::chrono::milliseconds timeout) override {
     pollfd ended = {.fd = pidfd_, .events = POLLIN, .revents = 0};

@@ -1,5 +1,6 @@
 #include "server/broker/register_call.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -61,10 +62,10 @@ void RegisterCall::Run() {
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
   RETURN_IF_ERROR(CheckOffer(spec));
-  ASSIGN_OR_RETURN(const Placement placement, PlaceRanks(request_, WorldSize(spec), context_.devices));
-  ASSIGN_OR_RETURN(ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  NewWeightSet wanted{resolved.spec, resolved.environment, std::move(resolved.fingerprint), resolved.identity,
-                      placement};
+  ASSIGN_OR_RETURN(const Placement placement, Place(spec));
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
+  NewWeightSet wanted{resolved.spec, resolved.environment,
+                      resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)), resolved.identity, placement};
   absl::StatusOr<WeightSetRef> found;
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
@@ -83,6 +84,24 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
+}
+
+absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {
+  // What an engine publishes it writes into host memory.
+  if (IsEngineLayout(spec)) return PlaceRanks(request_, WorldSize(spec), HostOnly());
+  auto placement = PlaceRanks(request_, WorldSize(spec), context_.devices->Served());
+  const std::string why = context_.devices->refusal();
+  const auto is_on_gpu = [](int kind) {
+    return kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC;
+  };
+  const auto& kinds = request_.handle_kinds();
+  if (why.empty() || !HasReason(placement.status(), Reason::kHandleKindUnsupported) ||
+      std::none_of(kinds.begin(), kinds.end(), is_on_gpu)) {
+    return placement;
+  }
+  // Whoever asked for a GPU should read why there is none, and not only that there is none.
+  return MakeError(Reason::kGpuUnavailable, absl::StrCat(placement.status().message(), "; no GPU is served: ", why),
+                   GetErrorDetails(placement.status()).metadata);
 }
 
 absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {

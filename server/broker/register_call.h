@@ -27,6 +27,7 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
  private:
   void Run();
   absl::StatusOr<WeightSetRef> FindOrLoad();
+  absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);
   absl::StatusOr<WeightSetRef> FindPublished(const NewWeightSet& wanted) const;
   absl::Status CheckOffer(const v1::WeightSpec& spec) const;

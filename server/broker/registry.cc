@@ -281,15 +281,19 @@ absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes
   }
   have_bytes = std::max<int64_t>(0, have_bytes);
   if (need_bytes <= have_bytes) return absl::OkStatus();
-  return MakeError(Reason::kMemoryExhausted,
-                   absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
-                                " are to be had (limited by ", limited_by, "; ", reserved_bytes,
-                                " are taken by other weight sets): unregister one, or raise the limit"),
-                   {{"device", device},
-                    {"need_bytes", absl::StrCat(need_bytes)},
-                    {"have_bytes", absl::StrCat(have_bytes)},
-                    {"reserved_bytes", absl::StrCat(reserved_bytes)},
-                    {"limited_by", limited_by}});
+  std::map<std::string, std::string> metadata = {{"device", device},
+                                                 {"need_bytes", absl::StrCat(need_bytes)},
+                                                 {"have_bytes", absl::StrCat(have_bytes)},
+                                                 {"reserved_bytes", absl::StrCat(reserved_bytes)},
+                                                 {"limited_by", limited_by}};
+  if (!memory.holders.empty()) metadata["holders"] = memory.holders;
+  return MakeError(
+      Reason::kMemoryExhausted,
+      absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
+                   " are to be had (limited by ", limited_by, "; ", reserved_bytes, " are taken by other weight sets",
+                   memory.holders.empty() ? "" : absl::StrCat("; processes there: ", memory.holders),
+                   "): unregister one, or raise the limit"),
+      metadata);
 }
 
 // In place of what was reserved for it before.
@@ -409,6 +413,11 @@ absl::StatusOr<WeightSetRef> Registry::FindByPrefix(const std::string& prefix) c
         {{"fingerprint", prefix}, {"matches", absl::StrCat(found.size())}});
   }
   return found.front();
+}
+
+std::vector<WeightSetRef> Registry::Sets() const {
+  MutexLock lock(mutex_);
+  return sets_;
 }
 
 std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const {

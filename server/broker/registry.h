@@ -165,6 +165,7 @@ struct DeviceMemory {
   int64_t available_bytes = 0;
   std::string limited_by = {};       // for people
   int64_t free_huge_page_bytes = 0;  // of the host, which are no part of the others
+  std::string holders = {};          // the processes that use it, for people; empty if nobody knows
 };
 
 // Fingerprint, generation, ranks, tensors and bytes of all its shards.
@@ -246,6 +247,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // The one set whose fingerprint starts with `prefix` (at least 8 hexadecimal digits, else INVALID_ARGUMENT).
   // WEIGHT_SET_UNKNOWN or WEIGHT_SET_AMBIGUOUS otherwise.
   absl::StatusOr<WeightSetRef> FindByPrefix(const std::string& prefix) const;
+
+  // All of them, oldest first, failed ones included.
+  std::vector<WeightSetRef> Sets() const;
 
   // The sets of one resolved model path that are resident or on their way there, oldest first.
   std::vector<WeightSetRef> FindByModel(const std::string& model) const;

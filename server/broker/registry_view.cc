@@ -19,6 +19,9 @@ void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_tensor_count(shard.tensor_count);
   *proto->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
   proto->set_lease_count(lease_count);
+  if (const absl::Status exportable = CheckExportable(shard); !exportable.ok()) {
+    proto->set_export_refusal(std::string(exportable.message()));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "server/broker/names.h"
 
 namespace weightbroker {
 
@@ -14,13 +15,13 @@ absl::Status DistrustLoader(const std::string& what) {
 
 absl::StatusOr<std::shared_ptr<const Shard>> ShardFromLoader(const internal::v1::LoadSealed& sealed,
                                                              std::vector<UniqueFd> fds, const RankPlacement& place,
-                                                             v1::HandleKind kind) {
+                                                             v1::HandleKind kind, GpuShardParts gpu) {
   if (sealed.rank() != place.rank) {
     return DistrustLoader(absl::StrCat("handed over rank ", sealed.rank(), " where rank ", place.rank, " was due"));
   }
-  if (static_cast<int>(fds.size()) != sealed.slabs_size() + 1) {
-    return DistrustLoader(
-        absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(), " slabs and a manifest"));
+  if (fds.size() != SlabFdCount(kind, static_cast<size_t>(sealed.slabs_size())) + 1) {
+    return DistrustLoader(absl::StrCat("handed over ", fds.size(), " descriptors for ", sealed.slabs_size(),
+                                       " slabs and a manifest, as ", HandleKindName(kind)));
   }
   UniqueFd manifest_fd = std::move(fds.back());
   fds.pop_back();
@@ -28,12 +29,11 @@ absl::StatusOr<std::shared_ptr<const Shard>> ShardFromLoader(const internal::v1:
   shard->rank = place.rank;
   shard->device = place.device;
   shard->handle_kind = kind;
-  shard->slabs = {sealed.slabs().begin(), sealed.slabs().end()};
-  ASSIGN_OR_RETURN(shard->size_bytes, CheckSlabs(shard->slabs, fds));
+  shard->exporter = std::move(gpu.exporter);
+  RETURN_IF_ERROR(TakeSlabs({sealed.slabs().begin(), sealed.slabs().end()}, &fds, gpu.check_gpu_fd, shard.get()));
   ASSIGN_OR_RETURN(shard->manifest,
                    Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},
                                         shard->slabs, sealed.tensor_count()));
-  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
   shard->tensor_count = sealed.tensor_count();
   return shard;
 }

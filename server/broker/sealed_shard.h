@@ -18,10 +18,16 @@ namespace weightbroker {
 // PROTOCOL_ERROR: "the loader ...".
 absl::Status DistrustLoader(const std::string& what);
 
-// The shard of `place` in slabs of `kind`; `fds` are the slabs' and then the manifest's. PROTOCOL_ERROR if descriptors,
-// slabs and manifest are not what they are said to be.
+// What a shard on a GPU needs besides.
+struct GpuShardParts {
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
+  std::shared_ptr<const Exporter> exporter = nullptr;  // of CUDA_IPC
+};
+
+// The shard of `place` in slabs of `kind`; `fds` are the slabs', where that kind has any, and then the manifest's.
+// PROTOCOL_ERROR if descriptors, slabs and manifest are not what they are said to be.
 absl::StatusOr<std::shared_ptr<const Shard>> ShardFromLoader(const internal::v1::LoadSealed& sealed,
                                                              std::vector<UniqueFd> fds, const RankPlacement& place,
-                                                             v1::HandleKind kind);
+                                                             v1::HandleKind kind, GpuShardParts gpu = {});
 
 }  // namespace weightbroker

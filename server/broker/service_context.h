@@ -7,17 +7,16 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "server/broker/clock.h"
+#include "server/broker/device_catalog.h"
 #include "server/broker/health_facts.h"
 #include "server/broker/identity_cache.h"
 #include "server/broker/live_calls.h"
 #include "server/broker/load_manager.h"
 #include "server/broker/metrics.h"
 #include "server/broker/model_resolver.h"
-#include "server/broker/placement.h"
 #include "server/broker/publication_manager.h"
 #include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
@@ -41,7 +40,7 @@ struct ServiceContext {
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;
-  std::vector<ServedDevice> devices;
+  DeviceCatalog* devices = nullptr;
   std::string version;
   PublishQuantizations publish_quantizations;
   std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in

@@ -12,6 +12,7 @@
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
 #include "common/plan/manifest.h"
+#include "server/broker/names.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker {
@@ -19,6 +20,8 @@ namespace {
 
 // What a manifest may take in the broker's own memory; 60,000 tensors take 5 MB.
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
+
+constexpr size_t kIpcHandleBytes = 64;
 
 absl::Status ManifestError(const std::string& what) {
   return MakeError(Reason::kProtocolError, absl::StrCat("the shard's manifest ", what));
@@ -72,6 +75,37 @@ absl::Status SlabError(size_t slab, const std::string& what) {
                    {{"slab", absl::StrCat(slab)}});
 }
 
+absl::Status CheckOnGpu(const v1::Slab& slab, const Shard& shard) {
+  if (slab.device_uuid() == shard.device && slab.size_bytes() > 0) return absl::OkStatus();
+  return MakeError(Reason::kProtocolError, absl::StrCat("it has ", slab.size_bytes(), " bytes on the GPU \"",
+                                                        slab.device_uuid(), "\", and its shard is on ", shard.device));
+}
+
+// `fd` is -1 if none came with it.
+absl::Status CheckSlab(const v1::Slab& slab, int fd, GpuFdCheck check_gpu_fd, const Shard& shard) {
+  const bool is_ipc = slab.handle_kind() == v1::HANDLE_KIND_CUDA_IPC;
+  if (slab.handle_kind() != shard.handle_kind) {
+    return MakeError(Reason::kProtocolError, absl::StrCat("it is ", HandleKindName(slab.handle_kind()),
+                                                          ", and its shard is ", HandleKindName(shard.handle_kind)));
+  }
+  if (slab.cuda_ipc_handle().size() != (is_ipc ? kIpcHandleBytes : 0)) {
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("its CUDA IPC handle has ", slab.cuda_ipc_handle().size(), " bytes"));
+  }
+  switch (slab.handle_kind()) {
+    case v1::HANDLE_KIND_HOST_MEMFD:
+      return CheckSealedMemfd(fd, slab.size_bytes());
+    case v1::HANDLE_KIND_CUDA_VMM_FD:
+      RETURN_IF_ERROR(CheckOnGpu(slab, shard));
+      return check_gpu_fd(fd);
+    case v1::HANDLE_KIND_CUDA_IPC:
+      return CheckOnGpu(slab, shard);
+    default:
+      return MakeError(Reason::kProtocolError,
+                       absl::StrCat("it is ", HandleKindName(slab.handle_kind()), ", which this broker does not know"));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Manifest>> Manifest::Read(ManifestFile file) {
@@ -109,23 +143,42 @@ absl::Status Manifest::CheckRows(const std::vector<v1::Slab>& slabs, int64_t ten
   return ManifestError(absl::StrCat("has ", found, " tensors but ", tensor_count, " were announced"));
 }
 
-absl::StatusOr<int64_t> CheckSlabs(const std::vector<v1::Slab>& slabs, const std::vector<UniqueFd>& fds) {
-  if (slabs.size() != fds.size()) {
+size_t SlabFdCount(v1::HandleKind kind, size_t slab_count) { return kind == v1::HANDLE_KIND_CUDA_IPC ? 0 : slab_count; }
+
+absl::Status TakeSlabs(std::vector<v1::Slab> slabs, std::vector<UniqueFd>* fds, GpuFdCheck check_gpu_fd, Shard* shard) {
+  if (fds->size() != SlabFdCount(shard->handle_kind, slabs.size())) {
     return MakeError(Reason::kProtocolError,
-                     absl::StrCat("the shard has ", slabs.size(), " slabs but ", fds.size(), " descriptors of slabs"));
+                     absl::StrCat("the shard has ", slabs.size(), " slabs of kind ", HandleKindName(shard->handle_kind),
+                                  " but ", fds->size(), " descriptors of slabs"));
   }
-  int64_t total_bytes = 0;
+  shard->size_bytes = 0;
   for (size_t i = 0; i < slabs.size(); ++i) {
-    if (slabs[i].handle_kind() != v1::HANDLE_KIND_HOST_MEMFD) {
-      return SlabError(
-          i, absl::StrCat("it is ", v1::HandleKind_Name(slabs[i].handle_kind()), ", which this broker does not know"));
+    const int fd = fds->empty() ? -1 : (*fds)[i].get();
+    if (const absl::Status checked = CheckSlab(slabs[i], fd, check_gpu_fd, *shard); !checked.ok()) {
+      return SlabError(i, std::string(checked.message()));
     }
-    if (const absl::Status sealed = CheckSealedMemfd(fds[i].get(), slabs[i].size_bytes()); !sealed.ok()) {
-      return SlabError(i, std::string(sealed.message()));
-    }
-    total_bytes += slabs[i].size_bytes();
+    shard->size_bytes += slabs[i].size_bytes();
+    if (!slabs[i].cuda_ipc_handle().empty()) shard->ipc_handles.push_back(slabs[i].cuda_ipc_handle());
+    slabs[i].clear_cuda_ipc_handle();
   }
-  return total_bytes;
+  shard->slabs = std::move(slabs);
+  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::exchange(*fds, {}));
+  return absl::OkStatus();
+}
+
+std::vector<v1::Slab> SlabsWithHandles(const Shard& shard) {
+  std::vector<v1::Slab> slabs = shard.slabs;
+  for (size_t i = 0; i < shard.ipc_handles.size(); ++i) slabs[i].set_cuda_ipc_handle(shard.ipc_handles[i]);
+  return slabs;
+}
+
+absl::Status CheckExportable(const Shard& shard) {
+  if (shard.exporter == nullptr || shard.exporter->alive()) return absl::OkStatus();
+  return MakeError(Reason::kExporterDead,
+                   absl::StrCat("the process that exports the weights on ", shard.device,
+                                " by CUDA IPC has ended, and nobody can map them any more; unregister the set and "
+                                "register it again"),
+                   {{"device_uuid", shard.device}, {"handle_kind", HandleKindName(shard.handle_kind)}});
 }
 
 }  // namespace weightbroker

@@ -17,6 +17,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/unique_fd.h"
+#include "common/memory/gpu_fd.h"
+#include "server/broker/exporter.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
@@ -61,15 +63,32 @@ struct Shard {
   int32_t rank = 0;
   std::string device = "host";
   v1::HandleKind handle_kind = v1::HANDLE_KIND_HOST_MEMFD;
-  std::vector<v1::Slab> slabs;
-  std::shared_ptr<const std::vector<UniqueFd>> slab_fds;  // one a slab, in their order
+  std::vector<v1::Slab> slabs;  // without CUDA IPC handles, so that no view of it gives them away
+  // What maps the slabs, in their order: descriptors, or for CUDA_IPC no descriptors but 64 bytes each, and their
+  // maker.
+  std::shared_ptr<const std::vector<UniqueFd>> slab_fds;
+  std::vector<std::string> ipc_handles;
+  std::shared_ptr<const Exporter> exporter;
   std::shared_ptr<const Manifest> manifest;
   int64_t size_bytes = 0;  // of all slabs
   int64_t tensor_count = 0;
 };
 
-// Checks slabs against what the kernel says of their descriptors, one a slab, and gives the sum of their sizes.
-// PROTOCOL_ERROR naming the slab: see CheckSealedMemfd.
-absl::StatusOr<int64_t> CheckSlabs(const std::vector<v1::Slab>& slabs, const std::vector<UniqueFd>& fds);
+// What is done to see that a descriptor is GPU memory; another for tests on machines without a GPU.
+using GpuFdCheck = absl::Status (*)(int fd);
+
+// How many descriptors come with `slab_count` slabs of a kind: one each, or none.
+size_t SlabFdCount(v1::HandleKind kind, size_t slab_count);
+
+// Checks `slabs`, with their IPC handles, as those of a shard of `kind` on `device`, and puts them into `shard`. Sealed
+// memfds are checked against what the kernel says of them (see CheckSealedMemfd), GPU memory as far as that goes (see
+// CheckGpuMemoryFd). PROTOCOL_ERROR naming the slab; then `fds` are as they were.
+absl::Status TakeSlabs(std::vector<v1::Slab> slabs, std::vector<UniqueFd>* fds, GpuFdCheck check_gpu_fd, Shard* shard);
+
+// The shard's slabs with their IPC handles, for whoever may map them.
+std::vector<v1::Slab> SlabsWithHandles(const Shard& shard);
+
+// EXPORTER_DEAD if nobody can map it any more, because the process that exports it has ended; ok otherwise.
+absl::Status CheckExportable(const Shard& shard);
 
 }  // namespace weightbroker

@@ -24,6 +24,23 @@ std::string Sentence(const v1::FingerprintDifference& difference) {
                       Quoted(difference.resident()));
 }
 
+// The spec's fingerprint on the devices of each set, computed once for sets whose devices are alike.
+class FingerprintsByFacts {
+ public:
+  explicit FingerprintsByFacts(const ResolvedSpec& resolved) : resolved_(resolved) {}
+
+  const Fingerprint& For(const WeightSetEntry& set) {
+    const DeviceFacts facts = DeviceFactsOf(set.fingerprint());
+    const auto known = computed_.find(facts);
+    return known != computed_.end() ? known->second
+                                    : computed_.emplace(facts, resolved_.FingerprintOn(facts)).first->second;
+  }
+
+ private:
+  const ResolvedSpec& resolved_;
+  std::map<DeviceFacts, Fingerprint> computed_;
+};
+
 }  // namespace
 
 absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1::WeightSpec& spec,
@@ -35,42 +52,51 @@ absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1
   ASSIGN_OR_RETURN(const std::string folder, context.resolver->Resolve(spec.model()));
   resolved.spec.set_model(folder);
   ASSIGN_OR_RETURN(resolved.identity, context.identities->Get(folder));
-  resolved.fingerprint = ComputeFingerprint(resolved.spec, environment, *resolved.identity, HostDeviceFacts(),
-                                            context.architectures_sha256);
+  resolved.architectures_sha256 = context.architectures_sha256;
   return resolved;
 }
 
-WeightSetRef FindSetOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
-                                const v1::Environment& environment) {
+Fingerprint ResolvedSpec::FingerprintOn(const DeviceFacts& facts) const {
+  return ComputeFingerprint(spec, environment, *identity, facts, architectures_sha256);
+}
+
+std::vector<WeightSetRef> FindSetsOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
+                                              const v1::Environment& environment) {
+  std::vector<WeightSetRef> sets;
   auto complete = CompleteSpec(spec);
   const auto folder = context.resolver->ResolveGone(spec.model());
-  if (!complete.ok() || !folder.ok() || !CheckEnvironment(environment).ok()) return nullptr;
+  if (!complete.ok() || !folder.ok() || !CheckEnvironment(environment).ok()) return sets;
   complete->set_model(*folder);
   for (const WeightSetRef& set : context.registry->FindByModel(*folder)) {
-    const Fingerprint wanted =
-        ComputeFingerprint(*complete, environment, set->identity(), HostDeviceFacts(), context.architectures_sha256);
+    const Fingerprint wanted = ComputeFingerprint(*complete, environment, set->identity(),
+                                                  DeviceFactsOf(set->fingerprint()), context.architectures_sha256);
     if (wanted.hash != set->fingerprint().hash) continue;
     const auto gone = CountGone(*context.file_system, set->identity());
-    if (gone.ok() && *gone > 0) return set;
+    if (gone.ok() && *gone > 0) sets.push_back(set);
   }
-  return nullptr;
+  return sets;
 }
 
-std::optional<ClosestSet> FindClosest(const Registry& registry, const Fingerprint& requested,
-                                      const std::string& model) {
-  std::optional<ClosestSet> closest;
-  for (const WeightSetRef& set : registry.FindByModel(model)) {
+SetsOfSpec FindSets(const Registry& registry, const ResolvedSpec& resolved) {
+  SetsOfSpec found;
+  FingerprintsByFacts fingerprints(resolved);
+  for (const WeightSetRef& set : registry.Sets()) {
+    if (fingerprints.For(*set).hash == set->fingerprint().hash) found.same.push_back(set);
+  }
+  if (!found.same.empty()) return found;
+  for (const WeightSetRef& set : registry.FindByModel(resolved.spec.model())) {
+    const Fingerprint& requested = fingerprints.For(*set);
     auto differences = DiffFingerprints(requested, set->fingerprint());
-    if (closest.has_value() && closest->differences.size() <= differences.size()) continue;
-    closest = ClosestSet{set, std::move(differences)};
+    if (found.closest.has_value() && found.closest->differences.size() <= differences.size()) continue;
+    found.closest = ClosestSet{set, requested.hash, std::move(differences)};
   }
-  return closest;
+  return found;
 }
 
-absl::Status MismatchError(Metrics& metrics, const std::string& requested_fingerprint, const ClosestSet& closest) {
+absl::Status MismatchError(Metrics& metrics, const ClosestSet& closest) {
   const std::string& resident_fingerprint = closest.set->fingerprint().hash;
   std::map<std::string, std::string> metadata = {{"difference_count", absl::StrCat(closest.differences.size())},
-                                                 {"requested_fingerprint", requested_fingerprint},
+                                                 {"requested_fingerprint", closest.requested_fingerprint},
                                                  {"resident_fingerprint", resident_fingerprint}};
   std::string message = absl::StrCat("what is asked for is not what is resident of this model, ", resident_fingerprint,
                                      "; differing fields: ", closest.differences.size());

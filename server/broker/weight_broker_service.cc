@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/plan/plan.h"
 #include "server/broker/call_record.h"
 #include "server/broker/commit_call.h"
 #include "server/broker/export_call.h"
 #include "server/broker/publisher_call.h"
 #include "server/broker/register_call.h"
-#include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
@@ -54,22 +54,41 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Fingerprint(grpc::CallbackSer
 absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintRequest& request,
                                                         v1::FingerprintResponse* response) const {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request.spec(), request.environment()));
-  response->set_fingerprint(resolved.fingerprint.hash);
-  for (const auto& [field, value] : resolved.fingerprint.components) {
+  const SetsOfSpec found = FindSets(*context_.registry, resolved);
+  ASSIGN_OR_RETURN(const auto fingerprint, FingerprintFor(request, resolved, found));
+  response->set_fingerprint(fingerprint.hash);
+  for (const auto& [field, value] : fingerprint.components) {
     v1::FingerprintComponent& component = *response->add_components();
     component.set_field(field);
     component.set_value(value);
   }
-  const WeightSetRef same = context_.registry->Find(resolved.fingerprint.hash);
+  const WeightSetRef same = context_.registry->Find(fingerprint.hash);
   response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
   if (response->resident()) return absl::OkStatus();
   RETURN_IF_ERROR(context_.registry->CheckServing());
-  if (auto closest = FindClosest(*context_.registry, resolved.fingerprint, resolved.spec.model());
-      closest.has_value() && !closest->differences.empty()) {
-    response->set_compared_with(closest->set->fingerprint().hash);
-    *response->mutable_differences() = {closest->differences.begin(), closest->differences.end()};
+  if (found.closest.has_value()) {
+    response->set_compared_with(found.closest->set->fingerprint().hash);
+    *response->mutable_differences() = {found.closest->differences.begin(), found.closest->differences.end()};
   }
   return absl::OkStatus();
+}
+
+// On the devices that are named, or where a set of the spec is resident, or on the one that Register takes first.
+absl::StatusOr<weightbroker::Fingerprint> WeightBrokerServiceImpl::FingerprintFor(const v1::FingerprintRequest& request,
+                                                                                  const ResolvedSpec& resolved,
+                                                                                  const SetsOfSpec& found) const {
+  if (!request.devices().empty()) {
+    v1::RegisterRequest registration;
+    *registration.mutable_devices() = request.devices();
+    ASSIGN_OR_RETURN(const Placement placement,
+                     PlaceRanks(registration, WorldSize(resolved.spec), context_.devices->Served()));
+    return resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks));
+  }
+  for (const WeightSetRef& set : found.same) {
+    if (context_.registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT) return set->fingerprint();
+  }
+  const RankPlacement first[] = {{0, context_.devices->Served().front().name}};
+  return resolved.FingerprintOn(context_.devices->FactsOf(first));
 }
 
 grpc::ServerUnaryReactor* WeightBrokerServiceImpl::AllocateSlabs(grpc::CallbackServerContext* grpc_context,
@@ -133,6 +152,10 @@ void WeightBrokerServiceImpl::FillHealth(v1::HealthResponse* response) const {
   response->set_host_page_kind(facts.host_page_kind);
   response->set_outlives_broker(context_.outlives_broker);
   for (const ModelRoot& root : context_.resolver->roots()) response->add_model_roots(root.name);
+  for (const v1::Device& device : facts.gpus.devices) *response->add_devices() = device;
+  response->set_driver_version(facts.gpus.driver_version);
+  response->set_gpu_refusal(facts.gpus.refusal);
+  for (const v1::HandleKind kind : HandleKindsOf(context_.devices->Served())) response->add_handle_kinds(kind);
 }
 
 }  // namespace weightbroker

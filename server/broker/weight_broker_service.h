@@ -5,7 +5,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/broker/service_context.h"
+#include "server/broker/spec_resolution.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
 namespace weightbroker {
@@ -38,6 +40,8 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
 
  private:
   absl::Status AnswerFingerprint(const v1::FingerprintRequest& request, v1::FingerprintResponse* response) const;
+  absl::StatusOr<weightbroker::Fingerprint> FingerprintFor(const v1::FingerprintRequest& request,
+                                                           const ResolvedSpec& resolved, const SetsOfSpec& found) const;
   void FillHealth(v1::HealthResponse* response) const;
 
   const ServiceContext& context_;

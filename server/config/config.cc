@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/process/spawn.h"
 #include "server/config/flags.h"
+#include "server/config/gpu_uuid.h"
 #include "server/config/values.h"
 #include "server/endpoint/listener.h"
 
@@ -61,9 +62,9 @@ class FlagReader {
 };
 
 absl::Status ReadSocket(const FlagReader& flags, BrokerConfig* config) {
-  RETURN_IF_ERROR(flags.ForEach("socket", [config](const std::string& path) {
-    config->socket = path;
-    return CheckSocketPath(path);
+  RETURN_IF_ERROR(flags.ForEach("socket", [config](const std::string& path) -> absl::Status {
+    ASSIGN_OR_RETURN(config->socket, ExpandGpuUuid(path, config->devices));
+    return CheckSocketPath(config->socket);
   }));
   if (config->socket.empty()) {
     ASSIGN_OR_RETURN(DefaultSocket found, FindDefaultSocket());
@@ -73,6 +74,16 @@ absl::Status ReadSocket(const FlagReader& flags, BrokerConfig* config) {
   }
   RETURN_IF_ERROR(flags.Parse("socket_mode", ParseMode, [config](mode_t mode) { config->socket_mode = mode; }));
   return flags.Parse("socket_group", ParseGroup, [config](gid_t group) { config->socket_group = group; });
+}
+
+absl::Status ReadDevices(const FlagReader& flags, BrokerConfig* config) {
+  RETURN_IF_ERROR(flags.Parse("devices", ParseDevice,
+                              [config](std::string device) { config->devices.push_back(std::move(device)); }));
+  return flags.ForEach("devices", [config](const std::string& word) -> absl::Status {
+    if ((word != "all" && word != "host") || config->devices.size() == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", word, "\" stands alone, and ", config->devices.size(), " devices are named"));
+  });
 }
 
 absl::Status CheckListens(int fd) {
@@ -102,9 +113,9 @@ absl::Status ReadOptionalNumber(const FlagReader& flags, const char* flag, int l
 
 absl::Status ReadKeeper(const FlagReader& flags, BrokerConfig* config) {
   using std::chrono::milliseconds;
-  RETURN_IF_ERROR(flags.ForEach("keeper_socket", [config](const std::string& path) {
-    config->keeper_socket = path;
-    return CheckSocketPath(path);
+  RETURN_IF_ERROR(flags.ForEach("keeper_socket", [config](const std::string& path) -> absl::Status {
+    ASSIGN_OR_RETURN(config->keeper_socket, ExpandGpuUuid(path, config->devices));
+    return CheckSocketPath(config->keeper_socket);
   }));
   config->no_broker = flags.IsTrue("no_broker");
   config->detach = flags.IsTrue("detach");
@@ -164,6 +175,7 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   config.check_config = flags.IsTrue("check_config");
   if (config.help || config.version) return config;
 
+  RETURN_IF_ERROR(ReadDevices(flags, &config));
   RETURN_IF_ERROR(ReadSocket(flags, &config));
   RETURN_IF_ERROR(ReadListenFd(flags, &config));
   RETURN_IF_ERROR(flags.Parse("allowed_uids", ParseUser, [&](uid_t uid) { config.allowed_uids.insert(uid); }));

@@ -40,6 +40,7 @@ struct BrokerConfig {
   std::set<gid_t> allowed_gids;
 
   std::vector<ConfiguredModelRoot> model_roots;  // in their order; no name and no path twice
+  std::vector<std::string> devices;              // GPUs by ordinal or UUID, or "all" or "host" alone; never empty
   int64_t memory_limit_bytes = 0;                // 0: no limit but the machine's
   std::string architecture_dir;                  // empty for none
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
@@ -69,6 +70,9 @@ struct BrokerConfig {
   bool check_config = false;
   bool version = false;
   bool help = false;
+
+  // Whether `devices` has a GPU in it.
+  bool names_gpus() const { return !devices.empty() && devices[0] != "all" && devices[0] != "host"; }
 };
 
 // Reads and checks everything that can be checked without changing anything: paths, folders, users, programs that were

@@ -25,7 +25,8 @@ constexpr FlagRow kRows[] = {
     {"config_file", kText, kCommandLine, "FILE", "", "A JSON object with these flags as keys; the command line wins"},
     {"socket", kText, kEverywhere, "PATH", "",
      "The Unix socket to listen on. Default: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, "
-     "else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock"},
+     "else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. {gpu_uuid} in it stands for the UUID of the one GPU in "
+     "--devices"},
     {"socket_mode", kText, kEverywhere, "OCTAL", "0660", "Permissions of the socket"},
     {"socket_group", kText, kEverywhere, "GROUP", "", "Group of the socket, by name or number. Default: the process's"},
     {"allowed_uids", kList, kEverywhere, "USER,...", "",
@@ -36,8 +37,12 @@ constexpr FlagRow kRows[] = {
      "Folders under which models may lie; whoever may connect may load what is there. A spec says NAME:relative/path "
      "or "
      "an absolute path inside one"},
+    {"devices", kList, kEverywhere, "GPU,...", "all",
+     "GPUs that weights may be put on, by UUID or by number in the order of PCI addresses; all: those that can be "
+     "used; "
+     "host: none. Host memory always may"},
     {"memory_limit", kText, kEverywhere, "BYTES", "0",
-     "The most memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
+     "The most host memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
     {"publish_timeout", kText, kEverywhere, "TIME", "60m",
      "How long an engine that publishes weights may take until it commits them: a number with ms, s or m"},
     {"publish_quantizations", kList, kEverywhere, "ENGINE/VERSION/METHOD,...", "",

@@ -96,6 +96,15 @@ absl::StatusOr<gid_t> ParseGroup(const std::string& text) {
   return found->gr_gid;
 }
 
+absl::StatusOr<std::string> ParseDevice(const std::string& text) {
+  constexpr size_t kUuidLength = 40;  // "GPU-" and 8-4-4-4-12 digits
+  const bool is_uuid = text.size() == kUuidLength && text.rfind("GPU-", 0) == 0 &&
+                       text.find_first_not_of("0123456789abcdef-", 4) == std::string::npos;
+  if (is_uuid || text == "all" || text == "host" || (IsDecimal(text) && text.size() <= 4)) return text;
+  return Bad(
+      absl::StrCat("\"", text, "\" is no GPU: give its UUID as nvidia-smi -L shows it, its number, all or host"));
+}
+
 absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
   if (text == "debug") return LogLevel::kDebug;
   if (text == "info") return LogLevel::kInfo;

@@ -26,6 +26,9 @@ absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text)
 // The same, and more than none.
 absl::StatusOr<std::chrono::milliseconds> ParsePositiveDuration(const std::string& text);
 
+// A GPU by its UUID ("GPU-" and the rest) or its number, "all" or "host". Whether it is there is not checked.
+absl::StatusOr<std::string> ParseDevice(const std::string& text);
+
 // Permissions in octal, "660" or "0660", at most 0777.
 absl::StatusOr<mode_t> ParseMode(const std::string& text);
 

@@ -91,6 +91,9 @@ absl::Status BrokerSession::Handle(ReceivedPacket packet, TimePoint now) {
     case Type::kSpawnLoader:
       SpawnLoader(packet);
       return absl::OkStatus();
+    case Type::kDetachLoader:
+      DetachLoader(message);
+      return absl::OkStatus();
     case Type::kPong:
       context_.supervisor->OnPong(message.request_id);
       return absl::OkStatus();
@@ -183,6 +186,16 @@ void BrokerSession::SpawnLoader(const ReceivedPacket& packet) {
   fds.push_back(std::move(loader->control_socket));
   fds.push_back(std::move(loader->pidfd));
   connection_.Send({.type = Type::kSpawned, .request_id = request_id, .number = loader->pid}, std::move(fds));
+}
+
+void BrokerSession::DetachLoader(const KeeperMessage& message) {
+  const auto pid = static_cast<pid_t>(message.number);
+  if (!context_.loaders->Detach(number_, pid)) {
+    Nack(message.request_id, absl::StrCat("process ", pid, " is no loader of this broker: it may have ended"));
+    return;
+  }
+  Log(LogLevel::kInfo, "loader.detached", {{"loader_pid", absl::StrCat(pid)}});
+  Ack(message.request_id);
 }
 
 void BrokerSession::Ack(int64_t request_id) { connection_.Send({.type = Type::kAck, .request_id = request_id}); }

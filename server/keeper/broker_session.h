@@ -64,6 +64,7 @@ class BrokerSession {
   absl::Status Put(ReceivedPacket packet);
   void Drop(const KeeperMessage& message);
   void SpawnLoader(const ReceivedPacket& packet);
+  void DetachLoader(const KeeperMessage& message);
   void Ack(int64_t request_id);
   void Nack(int64_t request_id, const std::string& message);
 

@@ -77,7 +77,9 @@ bool IsSameFile(int a, int b) {
   if (fstat(a, &file_a) != 0 || fstat(b, &file_b) != 0) return false;
   if (file_a.st_dev != file_b.st_dev || file_a.st_ino != file_b.st_ino) return false;
   const long order = syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, a, b);
-  return order <= 0;  // -1: the kernel has no kcmp, and the same inode must do
+  if (order >= 0) return order == 0;
+  // The kernel has no kcmp, and the same inode must do; but all memory of GPUs has the inode of the one device.
+  return !S_ISCHR(file_a.st_mode);
 }
 
 int64_t NumberOfIndex(const std::string& name) {

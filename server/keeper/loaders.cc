@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +15,9 @@
 namespace weightbroker {
 
 absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<std::string>& arguments, int request_fd) {
-  if (owners_.size() >= max_loaders_) {
+  if (CountOwned() >= max_loaders_) {
     return MakeError(Reason::kKeeperRefused,
-                     absl::StrCat(owners_.size(), " loaders are running, which is the most that are allowed"),
+                     absl::StrCat(CountOwned(), " loaders are running, which is the most that are allowed"),
                      {{"limit", absl::StrCat(max_loaders_)}});
   }
   ASSIGN_OR_RETURN(SocketPair control, CreateSeqpacketPair());
@@ -30,6 +31,18 @@ absl::StatusOr<StartedLoader> Loaders::Spawn(int64_t owner, const std::vector<st
   loader.pidfd = std::move(child).Release();
   owners_[loader.pid] = owner;
   return loader;
+}
+
+size_t Loaders::CountOwned() const {
+  return static_cast<size_t>(
+      std::count_if(owners_.begin(), owners_.end(), [](const auto& loader) { return loader.second != kNobody; }));
+}
+
+bool Loaders::Detach(int64_t owner, pid_t pid) {
+  const auto it = owners_.find(pid);
+  if (it == owners_.end() || it->second != owner) return false;
+  it->second = kNobody;
+  return true;
 }
 
 void Loaders::KillAllOf(int64_t owner) const {

@@ -1,5 +1,6 @@
 #include "server/loader/hand_over.h"
 
+#include <utility>
 #include <vector>
 
 #include "common/base/socket.h"
@@ -9,17 +10,23 @@
 
 namespace weightbroker {
 
-absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const SealedSlab> slabs,
+FinishedSlab FromSealed(SealedSlab slab) {
+  FinishedSlab finished;
+  finished.description.set_size_bytes(slab.size_bytes);
+  finished.description.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
+  finished.description.set_page_kind(slab.page_kind);
+  finished.fd = std::move(slab.fd);
+  return finished;
+}
+
+absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const FinishedSlab> slabs,
                        const std::string& manifest) {
   internal::v1::LoadEvent event;
   internal::v1::LoadSealed& sealed = *event.mutable_sealed();
   std::vector<int> fds;
-  for (const SealedSlab& slab : slabs) {
-    v1::Slab& description = *sealed.add_slabs();
-    description.set_size_bytes(slab.size_bytes);
-    description.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
-    description.set_page_kind(slab.page_kind);
-    fds.push_back(slab.fd.get());
+  for (const FinishedSlab& slab : slabs) {
+    *sealed.add_slabs() = slab.description;
+    if (slab.fd.valid()) fds.push_back(slab.fd.get());
   }
   ASSIGN_OR_RETURN(const UniqueFd manifest_fd,
                    CreateSealedMemfd("weightbroker-manifest", std::as_bytes(std::span(manifest))));

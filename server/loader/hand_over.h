@@ -1,4 +1,4 @@
-// The end of a loader's conversation with the broker: one rank's sealed slabs and their manifest.
+// The end of a loader's conversation with the broker: one rank's finished slabs and their manifest.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "common/memory/host_slab.h"
+#include "server/loader/load_memory.h"
 
 namespace weightbroker {
 
@@ -16,8 +17,12 @@ struct ShardFacts {
   int64_t read_bytes = 0;
 };
 
-// Sends LoadSealed with the slabs' descriptors and the manifest's. SERVICE_UNAVAILABLE if the broker has gone.
-absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const SealedSlab> slabs,
+// A sealed memfd, as it is handed over.
+FinishedSlab FromSealed(SealedSlab slab);
+
+// Sends LoadSealed with the slabs' descriptors, where they have any, and the manifest's. SERVICE_UNAVAILABLE if the
+// broker has gone.
+absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const FinishedSlab> slabs,
                        const std::string& manifest);
 
 }  // namespace weightbroker

@@ -19,11 +19,11 @@
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/load/host_destination.h"
 #include "common/plan/architecture.h"
 #include "common/plan/manifest.h"
 #include "common/quant/gate.h"
 #include "server/loader/hand_over.h"
+#include "server/loader/load_memory.h"
 
 namespace weightbroker {
 namespace {
@@ -78,21 +78,24 @@ pb::LoadEvent DescribePlan(const NodePlan& plan) {
 class Session {
  public:
   Session(FileSystem& file_system, const pb::LoadRequest& request, int control_fd, const LoadOptions& options,
-          const std::function<void()>& before_hand_over)
+          const std::function<void()>& before_hand_over, const CudaOpener& open_cuda)
       : file_system_(file_system),
         request_(request),
         identity_(FromProto(request)),
         control_fd_(control_fd),
         options_(options),
-        before_hand_over_(before_hand_over) {}
+        before_hand_over_(before_hand_over),
+        open_cuda_(open_cuda) {}
 
   absl::Status Run() {
     RETURN_IF_ERROR(Plan());
     RETURN_IF_ERROR(AskToProceed());
-    RETURN_IF_ERROR(AllocateSlabs());
+    ASSIGN_OR_RETURN(memory_, LoadMemory::Allocate(request_, plan_, open_cuda_));
     RETURN_IF_ERROR(Load());
     RETURN_IF_ERROR(Verify());
-    return SealAndHandOver();
+    RETURN_IF_ERROR(FinishAndHandOver());
+    if (memory_->needs_exporter()) WaitForTheEnd();
+    return absl::OkStatus();
   }
 
   void Report(const absl::Status& error) {
@@ -127,25 +130,11 @@ class Session {
     return absl::OkStatus();
   }
 
-  absl::Status AllocateSlabs() {
-    for (const ShardPlan& shard : plan_.shards) {
-      std::vector<HostSlab>& slabs = slabs_.emplace_back();
-      for (const int64_t size_bytes : shard.slab_bytes) {
-        ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
-        slabs.push_back(std::move(slab));
-      }
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status Load() {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
     const LoadSource source{file_system_, checkpoint_, identity_, plan_};
-    std::vector<std::unique_ptr<Destination>> destinations;
-    for (size_t i = 0; i < plan_.shards.size(); ++i) {
-      destinations.push_back(MakeHostDestination(plan_.shards[i], slabs_[i]));
-    }
-    ASSIGN_OR_RETURN(digests_, LoadNode(source, destinations, options_, [this](int64_t done_bytes) {
+    ASSIGN_OR_RETURN(digests_,
+                     LoadNode(source, memory_->destinations(), memory_->Tune(options_), [this](int64_t done_bytes) {
                        return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
                      }));
     return absl::OkStatus();
@@ -156,27 +145,30 @@ class Session {
     return CheckUnchanged(file_system_, identity_);
   }
 
-  // Everything is sealed before the first shard is sent: a set of which a part cannot be sealed is never half there.
-  absl::Status SealAndHandOver() {
-    std::vector<std::vector<SealedSlab>> sealed(slabs_.size());
+  // Everything is finished before the first shard is sent: a set of which a part cannot be is never half there.
+  absl::Status FinishAndHandOver() {
+    std::vector<std::vector<FinishedSlab>> finished;
     std::vector<std::string> manifests;
-    for (size_t i = 0; i < slabs_.size(); ++i) {
-      for (HostSlab& slab : slabs_[i]) {
-        ASSIGN_OR_RETURN(SealedSlab one, std::move(slab).Seal());
-        sealed[i].push_back(std::move(one));
-      }
+    for (size_t i = 0; i < plan_.shards.size(); ++i) {
+      ASSIGN_OR_RETURN(finished.emplace_back(), memory_->Finish(i));
       ASSIGN_OR_RETURN(manifests.emplace_back(), SerializeManifest(plan_.shards[i], digests_[i]));
     }
-    for (size_t i = 0; i < sealed.size(); ++i) {
+    for (size_t i = 0; i < finished.size(); ++i) {
       const ShardPlan& shard = plan_.shards[i];
-      if (i + 1 == sealed.size()) before_hand_over_();
+      if (i + 1 == finished.size()) before_hand_over_();
       RETURN_IF_ERROR(SendShard(control_fd_,
                                 {.rank = shard.rank,
                                  .tensor_count = static_cast<int64_t>(shard.tensors.size()),
                                  .read_bytes = plan_.read_bytes},
-                                sealed[i], manifests[i]));
+                                finished[i], manifests[i]));
     }
     return absl::OkStatus();
+  }
+
+  // As the exporter of its memory: until nobody holds the other end of the control socket any more.
+  void WaitForTheEnd() {
+    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_fd_);
+    while (message.ok() && !message->closed) message = ReceiveMessage(control_fd_);
   }
 
   absl::Status SendProgress(v1::WeightSetState phase, int64_t done_bytes) {
@@ -194,19 +186,21 @@ class Session {
   const int control_fd_;
   const LoadOptions options_;
   const std::function<void()>& before_hand_over_;
+  const CudaOpener& open_cuda_;
 
   Checkpoint checkpoint_;
   NodePlan plan_;
-  std::vector<std::vector<HostSlab>> slabs_;  // of each of the plan's shards, as is the next
-  std::vector<std::vector<Digest>> digests_;
+  std::unique_ptr<LoadMemory> memory_;
+  std::vector<std::vector<Digest>> digests_;  // of each of the plan's shards
 };
 
 }  // namespace
 
 absl::Status RunLoadSession(FileSystem& file_system, const pb::LoadRequest& request, int control_fd,
-                            LoadOptions options, const std::function<void()>& before_hand_over) {
+                            LoadOptions options, const std::function<void()>& before_hand_over,
+                            const CudaOpener& open_cuda) {
   if (request.reader_threads() > 0) options.reader_threads = request.reader_threads();
-  Session session(file_system, request, control_fd, options, before_hand_over);
+  Session session(file_system, request, control_fd, options, before_hand_over, open_cuda);
   absl::Status status = session.Run();
   if (!status.ok()) session.Report(status);
   return status;

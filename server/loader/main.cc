@@ -1,12 +1,13 @@
-// weightbroker-loader: does one load for the broker, hands over sealed memory, and exits. A malformed file or an
-// out-of-memory ends this process and nothing else. Exit codes: 0 handed over, 1 failed (and the broker was told), 2
-// usage.
+// weightbroker-loader: does one load for the broker, hands over its memory, and exits; of memory of kind CUDA_IPC it
+// stays as the exporter until nobody holds its control socket any more. A malformed file or an out-of-memory ends this
+// process and nothing else. Exit codes: 0 handed over, 1 failed (and the broker was told), 2 usage.
 #include <poll.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -40,13 +41,26 @@ void EndWithTheBroker(int control_fd) {
 // Where memory runs out after all, the load should go, and not the broker or an engine.
 void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "1000"; }
 
+// Lets CUDA see the GPUs of the request and no other, whatever this process was started with: fewer are found faster,
+// and no context comes to be on another one.
+absl::StatusOr<CudaDriver*> OpenCuda(const internal::v1::LoadRequest& request) {
+  std::string visible;
+  for (const internal::v1::RankPlacement& rank : request.ranks()) {
+    absl::StrAppend(&visible, visible.empty() ? "" : ",", rank.device());
+  }
+  setenv("CUDA_VISIBLE_DEVICES", visible.c_str(), 1);  // the only other thread reads no environment
+  return LoadCudaDriver();
+}
+
 absl::Status Load(int request_fd, int control_fd) {
   ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
   if (request.has_publish()) {
     return RunPublishSession(RealFileSystem(), request, control_fd, [] { g_handing_over = true; });
   }
   Log(LogLevel::kInfo, "load.started", {{"fingerprint", request.fingerprint()}, {"model", request.spec().model()}});
-  return RunLoadSession(RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; });
+  return RunLoadSession(
+      RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; },
+      [&request] { return OpenCuda(request); });
 }
 
 int Run(int request_fd, int control_fd) {

@@ -162,10 +162,10 @@ class Session {
     const auto tensor_count = static_cast<int64_t>(rows.size());
     ASSIGN_OR_RETURN(const std::string manifest, SerializeManifest(std::move(rows)));
     handed_over_ = true;
-    std::vector<SealedSlab> sealed;
+    std::vector<FinishedSlab> sealed;
     for (WritableSlab& slab : slabs_) {
       ASSIGN_OR_RETURN(SealedSlab one, std::move(slab).Finish());
-      sealed.push_back(std::move(one));
+      sealed.push_back(FromSealed(std::move(one)));
     }
     before_hand_over_();
     return SendShard(control_fd_, {.rank = request_.ranks(0).rank(), .tensor_count = tensor_count, .read_bytes = 0},

@@ -115,6 +115,7 @@ absl::StatusOr<v1::WeightSet> Service::Register(const std::string& model,
 absl::StatusOr<v1::WeightSet> Service::Register(v1::RegisterRequest request,
                                                 const std::function<void(const LoadProgress&)>& on_progress) const {
   request.mutable_environment()->set_torch_version("any");
+  request.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
   request.set_wait(true);
   return client::RegisterAndWait(*connection_, request, DeadlineIn(kPatience), on_progress);
 }

@@ -1,6 +1,7 @@
 """Compares what every rank of every model holds with what the reference says, byte for byte.
 
     compare.py REFERENCE_LOADER [--full] [--model NAME]
+    compare.py REFERENCE_LOADER --gpus --bin_dir DIR
 
 Without --full each model is compared at the sizes that differ most; with it, at all of them."""
 
@@ -8,6 +9,7 @@ import argparse
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,8 @@ FP8_CONFIG = {"quant_method": "fp8", "weight_block_size": [128, 128], "activatio
 HEAVY = ("DeepSeek-V3",)
 # Small models that nobody quantizes.
 UNQUANTIZED = ("bert-base",)
+# Served from GPUs, too: one with and one without experts.
+GPU_MODELS = ("Qwen3-0.6B", "Qwen3-30B-A3B")
 
 
 class Source:
@@ -401,8 +405,9 @@ def check_service(bin_dir):
     FP8 at TP 4, and one of an architecture that the service was given a file for."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as root:
-        with Service(bin_dir, {"models": root}, flags=["--architecture_dir", ARCHITECTURES]) as service:
+        with Service(bin_dir, {"models": root}, flags=["--devices", "host", "--architecture_dir", ARCHITECTURES]) as service:
             check_engines(service, root, "Qwen3-0.6B", sizes(4))
+            check_engines(service, root, "Qwen3-0.6B", sizes(2), quantize=True)
             check_engines(service, root, "novel", sizes(2))
         bad = os.path.join(root, "bad")
         os.mkdir(bad)
@@ -417,44 +422,68 @@ def check_service(bin_dir):
     print(f"a service and an engine for each rank, in FP8: the same  {time.monotonic() - start:6.1f} s", flush=True)
 
 
-def check_engines(service, root, model, size):
+def check_gpus(bin_dir):
+    """Whole models at TP 2 on two GPUs, quantized in the checkpoint and on the way, as each rank's engine finds them."""
+    gpus = 0
+    if shutil.which("nvidia-smi"):
+        gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+    if gpus < 2:
+        print(f"the test needs 2 GPUs, and this machine has {gpus}")
+        sys.exit(1 if int(os.environ.get("WEIGHTBROKER_REQUIRE_GPUS", "0")) >= 2 else 77)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    with tempfile.TemporaryDirectory() as root:
+        with Service(bin_dir, {"models": root}) as service:
+            for model in GPU_MODELS:
+                for quantize in False, True:
+                    check_engines(service, root, model, sizes(2), quantize=quantize, on_gpus=True)
+
+
+def check_engines(service, root, model, size, quantize=False, on_gpus=False):
     walk_model, config = MODELS[model]
-    source = make(model, os.path.join(root, model), quantized=True)
+    where = f"service, {model}{' fp8_block' if quantize else ''}{' on GPUs' if on_gpus else ''}"
+    folder = f"{model}{'-bf16' if quantize else ''}"
+    source = make(model, os.path.join(root, folder), quantized=not quantize)
     split = ["--torch_version", "any", "--tp", str(size["tp"]), "--layout", "fused"]
-    registered = service.run("weightbroker", "register", f"models:{model}", *split)
+    split += ["--quantization", "fp8_block"] if quantize else []
+    registered = service.run("weightbroker", "register", f"models:{folder}", *split)
     if registered.returncode:
-        fail(f"service: {registered.stderr}")
+        fail(f"{where}: {registered.stderr}")
     for rank in range(size["tp"]):
-        walk = RankWalk(source, size, rank, "fused")
+        walk = RankWalk(source, size, rank, "fused", quantize)
         walk_model(walk, config)
-        with tempfile.TemporaryDirectory() as folder:
-            engine = service.run("engine", "--model", f"models:{model}", *split, "--mode", "client", "--rank", str(rank),
-                                 "--verify", "--dump_dir", folder)
+        device = ["--cuda_device", str(rank)] if on_gpus else []
+        with tempfile.TemporaryDirectory() as dump:
+            engine = service.run("engine", "--model", f"models:{folder}", *split, *device, "--mode", "client", "--fallback",
+                                 "fail", "--rank", str(rank), "--verify", "--dump_dir", dump)
             if engine.returncode:
-                fail(f"service: {engine.stdout} {engine.stderr}")
-            if set(os.listdir(folder)) != set(walk.tensors) | set(aliases_of(model, config)):
-                fail(f"service: rank {rank} of {model} has other names")
+                fail(f"{where}: {engine.stdout} {engine.stderr}")
+            if set(os.listdir(dump)) != set(walk.tensors) | set(aliases_of(model, config)):
+                fail(f"{where}: rank {rank} has other names")
             for name, tensor in walk.tensors.items():
-                with open(os.path.join(folder, name), "rb") as file:
+                with open(os.path.join(dump, name), "rb") as file:
                     memory = file.read()
                 row = {"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "offset_bytes": 0,
                        "size_bytes": len(memory)}
-                check_tensor(f"service, {model}, rank {rank}", tensor, row, memory)
+                check_tensor(f"{where}, rank {rank}", tensor, row, memory)
+    Totals.cases += 1
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("--bin_dir", help="of the service's programs, to check one, too")
+    parser.add_argument("--gpus", action="store_true", help="check whole models on two GPUs, and nothing else")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--model")
     arguments = parser.parse_args()
-    if not arguments.model:
+    if arguments.gpus:
+        check_gpus(arguments.bin_dir)
+    elif not arguments.model:
         run_quantizer(arguments.program)
         check_conversion_rule(arguments.program)
         if arguments.bin_dir:
             check_service(arguments.bin_dir)
-    for model in [arguments.model] if arguments.model else MODELS:
+    for model in [] if arguments.gpus else [arguments.model] if arguments.model else MODELS:
         run_model(arguments.program, model, arguments.full)
     print(f"the same as the reference: {Totals.tensors} tensors, {Totals.bytes:,} bytes, in {Totals.cases} cases; "
           f"{Totals.refused} refused by both")

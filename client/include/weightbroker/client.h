@@ -41,6 +41,13 @@ enum class Fallback {
   kFail,  // fails with the service's error
 };
 
+// Ways for this process to map the service's memory, with the numbers of weightbroker.v1.HandleKind.
+enum class HandleKind : int32_t {
+  kHostMemfd = 1,  // host memory, read-only for everyone
+  kCudaVmmFd = 2,  // GPU memory that outlives the process that made it; mapped read-only
+  kCudaIpc = 3,    // GPU memory that can be mapped while the process that made it lives; writable
+};
+
 // How Mode::kDaemon starts a service. It is detached: it goes on when this process has ended, until it gets SIGTERM.
 struct DaemonOptions {
   // The path of weightbrokerd. Empty: $WEIGHTBROKERD, else the one beside this process's program.
@@ -58,7 +65,8 @@ struct ClientOptions {
   // it is part of the fingerprint; "any" matches only "any".
   std::string torch_version;
   // Where the service listens. Empty: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock for root, else
-  // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock.
+  // $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock. With "{gpu_uuid}" in it there is one service for each GPU: see
+  // AttachOptions::devices.
   std::string socket_path;
   // Folders by name, for specs "name:relative/path" that are loaded from disk; a running service has its own.
   std::map<std::string, std::string> model_roots;
@@ -103,7 +111,7 @@ struct LeaseEvent {
 // When pages of attached memory are mapped into the process.
 enum class Prefault {
   kNone,      // on first touch, one by one
-  kPopulate,  // all before Attach returns, in large steps (MADV_POPULATE_READ; Linux 5.14)
+  kPopulate,  // all before Attach returns, in large steps (MADV_POPULATE_READ; Linux 5.14). On a GPU: always so
 };
 
 struct AttachOptions {
@@ -120,6 +128,22 @@ struct AttachOptions {
   // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
   // only others.
   int32_t rank = 0;
+  // The engine's GPU, as this process counts (torch's cuda:N); -1 for weights in host memory. Weights that lie on
+  // another GPU are refused, though the driver could map them: every access would go over the link between the two.
+  // The calling thread's current device and context stay as they are. The GPU's primary context, which torch and
+  // CUDA's runtime use too, is created if nobody has (110 to 150 ms).
+  int32_t cuda_device = -1;
+  // What the engine can map, best first. Empty: kCudaVmmFd and kCudaIpc with a GPU, else kHostMemfd.
+  std::vector<HandleKind> handle_kinds;
+  // The UUID of each rank's GPU on this node, in the order of ranks, for every rank the same list.
+  // With one service for the node it says where register_if_missing puts the ranks; empty: a single rank goes to this
+  // engine's GPU, and several where the service chooses.
+  // With one service for each GPU it is required for more than one rank: no rank is attached before all of them hold
+  // weights of one fingerprint.
+  std::vector<std::string> devices;
+  // Where the weights are loaded from disk to a GPU that lacks the memory: have the service let go of sets on it that
+  // nobody holds, oldest first, until there is room.
+  bool evict_unleased = false;
   Prefault prefault = Prefault::kNone;
   // For prefaulting and for reading from disk; 0 chooses.
   int threads = 0;
@@ -161,6 +185,9 @@ class WEIGHTBROKER_EXPORT Client {
   // every differing field in metadata, ...), or, with Fallback::kDisk, only if loading from disk fails too (then with
   // the disk's reason, and the service's in metadata["service_reason"]). What the service sends is not trusted:
   // PROTOCOL_ERROR if the manifest or the memory are not what they must be.
+  // With a GPU also DEVICE_MISMATCH naming both UUIDs, HANDLE_STALE where a CUDA IPC handle's maker has gone,
+  // GPU_UNAVAILABLE, DRIVER_TOO_OLD, DEVICE_UNKNOWN, CUDA_ERROR; and from disk MEMORY_EXHAUSTED with need, have and
+  // who holds the rest.
   Result<MappedWeights> Attach(const WeightSpec& spec, const AttachOptions& options = {}) const;
 
   // Attaches to weights that an engine has published, or has `load` publish them: of many engines that do this at once

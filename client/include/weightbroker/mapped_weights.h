@@ -5,7 +5,7 @@
 //   if (weights->lease_lost()) ...                           // the memory stays valid; the service no longer counts us
 //
 // Move-only. Reading is thread-safe; moving and destroying are not. Destruction unmaps, so no view may outlive it, then
-// ends the lease.
+// ends the lease; unless somebody else keeps both: see KeepAlive.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weightbroker/device.h"
 #include "weightbroker/export.h"
 #include "weightbroker/status.h"
 #include "weightbroker/tensor.h"
@@ -36,6 +37,14 @@ struct Source {
   Status why_not_attached;
 };
 
+// How long the parts of an Attach took, each from when the service was asked; all 0 from disk. The manifest arrives
+// while GPU memory is being mapped.
+struct AttachTimes {
+  double header_seconds = 0;    // to the lease, and what the memory consists of
+  double manifest_seconds = 0;  // to the last tensor's name and place
+  double mapped_seconds = 0;    // to the last slab's address
+};
+
 class WEIGHTBROKER_EXPORT MappedWeights {
  public:
   explicit MappedWeights(std::unique_ptr<client::WeightsState> state);  // made by Client::Attach only
@@ -54,7 +63,16 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   // The length of all tensors together, aliases not counted.
   int64_t total_bytes() const;
 
+  // Where the tensors' addresses lead: into this process's memory, or into that of a GPU.
+  const Device& device() const;
+
   const Source& source() const;
+
+  // Keeps the memory mapped, and the lease on it, for as long as the result or a copy of it lives, whatever becomes of
+  // this object. For views that outlive it: weightbroker/torch.h makes such.
+  std::shared_ptr<const void> KeepAlive() const;
+
+  const AttachTimes& attach_times() const;
 
   // What the weights are: 64 hexadecimal digits, the same for the same files, spec and environment wherever they came
   // from.
@@ -77,7 +95,7 @@ class WEIGHTBROKER_EXPORT MappedWeights {
   Status Verify(int threads = 0) const;
 
  private:
-  std::unique_ptr<client::WeightsState> state_;
+  std::shared_ptr<client::WeightsState> state_;
 };
 
 }  // namespace weightbroker

@@ -4,7 +4,9 @@
 //   if (weight == nullptr) ...                               // no such name
 //   Use(weight->data, weight->dtype, weight->shape, weight->Strides());
 //
-// The memory is read-only: a write ends the process with SIGSEGV. Immutable, so thread-safe.
+// The memory is read-only. In host memory a write ends the process with SIGSEGV; in GPU memory of kind CUDA_VMM_FD it
+// ends the process's CUDA context with an illegal access; GPU memory of kind CUDA_IPC cannot be protected. Immutable,
+// so thread-safe.
 #pragma once
 
 #include <array>
@@ -80,10 +82,12 @@ struct WEIGHTBROKER_EXPORT Tensor {
   std::string_view name;
   DataType dtype = DataType::kUnspecified;
   Dimensions shape;
-  const std::byte* data = nullptr;  // aligned to 256 bytes, but for a part of another tensor
-  int64_t size_bytes = 0;           // from the first element to the last; 0 for a tensor with a zero dimension
-  std::string_view alias_of;        // the tensor whose memory, or a part of it, this one shares; empty otherwise
-  TensorDigest digest = {};         // wbd1, see docs/manifest-format.md
+  // Aligned to 256 bytes, but for a part of another tensor. An address of the device that the weights lie on
+  // (MappedWeights::device): what lies on a GPU cannot be read by the host. Null if size_bytes is 0.
+  const std::byte* data = nullptr;
+  int64_t size_bytes = 0;     // from the first element to the last; 0 for a tensor with a zero dimension
+  std::string_view alias_of;  // the tensor whose memory, or a part of it, this one shares; empty otherwise
+  TensorDigest digest = {};   // wbd1, see docs/manifest-format.md
 
   Dimensions stated_strides;  // in elements; empty for elements that are contiguous in row-major order
   TensorKind kind = TensorKind::kUnspecified;

@@ -150,6 +150,7 @@ class FakeBroker {
     if (verb == "half") return PutHalf(words);
     if (verb == "drop") return Drop(words);
     if (verb == "spawn") return Spawn(words);
+    if (verb == "detach") return Detach(words);
     if (verb == "exited") return WaitForExited();
     if (verb == "accept") return Accept();
     if (verb == "sick" || verb == "well") {
@@ -210,6 +211,17 @@ class FakeBroker {
     loaders_.push_back(*std::move(loader));
     auto said = ReceiveMessage(loaders_.back().control_socket.get(), std::chrono::seconds(5));
     return std::to_string(loaders_.back().pid) + " " + (said.ok() ? said->bytes : "nothing");
+  }
+
+  // Detaches the loader that was spawned last, and puts its control socket into an entry.
+  std::string Detach(std::istringstream& words) {
+    pid_t pid = 0;
+    std::string key;
+    words >> pid >> key;
+    if (const absl::Status status = client_->DetachLoader(pid); !status.ok()) return std::string(status.message());
+    const int fds[] = {loaders_.back().control_socket.get()};
+    const absl::Status status = client_->Put(key, "exporter", fds);
+    return status.ok() ? "ok" : std::string(status.message());
   }
 
   // Of the last loader.

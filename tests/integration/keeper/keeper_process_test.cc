@@ -338,6 +338,47 @@ TEST_F(KeeperProcessTest, EndsTheLoadersOfABrokerThatHasEnded) {
   EXPECT_TRUE(Eventually([&] { return harness_.KeeperChildren().size() == 1; }));
 }
 
+TEST_F(KeeperProcessTest, LetsADetachedLoaderLiveUntilNobodyHasItsControlSocket) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const pid_t loader = std::stoi(broker.Ask("spawn"));
+  ASSERT_EQ(broker.Ask("detach " + std::to_string(loader) + " exporter"), "ok");
+  broker.Kill();
+  FakeBrokerHandle next = harness_.NextBroker();
+  EXPECT_THAT(next.greeting(), HasSubstr("exporter=exporter"));
+  next.Kill();
+  FakeBrokerHandle last = harness_.NextBroker();
+  EXPECT_TRUE(IsRunning(loader));
+  ASSERT_EQ(last.Ask("drop exporter"), "ok");
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(loader); }));
+}
+
+TEST_F(KeeperProcessTest, DoesNotDetachWhatIsNoLoaderOfTheBroker) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const std::string loader = std::to_string(std::stoi(broker.Ask("spawn")));
+  EXPECT_THAT(broker.Ask("detach 1 exporter"), HasSubstr("process 1 is no loader of this broker"));
+  ASSERT_EQ(broker.Ask("detach " + loader + " exporter"), "ok");
+  EXPECT_THAT(broker.Ask("detach " + loader + " exporter"), HasSubstr("is no loader of this broker"));
+}
+
+TEST_F(KeeperProcessTest, EndsDetachedLoadersToo) {
+  harness_.StartKeeper({});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const pid_t loader = std::stoi(broker.Ask("spawn --stubborn"));
+  ASSERT_EQ(broker.Ask("detach " + std::to_string(loader) + " exporter"), "ok");
+  kill(harness_.keeper_pid(), SIGTERM);
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(loader); }));
+}
+
+TEST_F(KeeperProcessTest, DoesNotCountDetachedLoadersAmongThoseThatRun) {
+  harness_.StartKeeper({"--max_loaders=1"});
+  FakeBrokerHandle broker = NextBrokerWith("");
+  const std::string loader = std::to_string(std::stoi(broker.Ask("spawn")));
+  ASSERT_EQ(broker.Ask("detach " + loader + " exporter"), "ok");
+  EXPECT_THAT(broker.Ask("spawn"), HasSubstr("--request_fd=3"));
+}
+
 TEST_F(KeeperProcessTest, SaysWhyALoaderCannotBeStarted) {
   const std::string loader = harness_.Path("loader");
   std::ofstream(loader) << "#!/nonexistent/interpreter\n";

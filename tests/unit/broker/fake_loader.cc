@@ -60,6 +60,8 @@ class FakeProcess : public LoaderProcess {
 
   void Kill() override { loader_->Shutdown(); }
 
+  absl::Status Detach() override { return absl::OkStatus(); }
+
   std::string WaitForEnd(std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     MutexLock lock(mutex_);
@@ -98,6 +100,19 @@ FakeShard MakeFakeShard(int tensor_count) {
   shard.sealed.set_read_bytes(plan.read_bytes);
   const std::vector<Digest> digests(plan.tensors.size());
   shard.fds.push_back(MakeManifest(SerializeManifest(plan, digests).value(), &shard.sealed));
+  return shard;
+}
+
+FakeShard MakeFakeGpuShard(v1::HandleKind kind, const std::string& device, int tensor_count) {
+  FakeShard shard = MakeFakeShard(tensor_count);
+  v1::Slab& slab = *shard.sealed.mutable_slabs(0);
+  slab.set_handle_kind(kind);
+  slab.set_page_kind(v1::PAGE_KIND_UNSPECIFIED);
+  slab.set_device_uuid(device);
+  if (kind == v1::HANDLE_KIND_CUDA_IPC) {
+    slab.set_cuda_ipc_handle(std::string(64, 'h'));
+    shard.fds.erase(shard.fds.begin());
+  }
   return shard;
 }
 
@@ -195,7 +210,15 @@ FakeLoaderSpawner::Script LoadsWell(int tensor_count) {
     const int64_t read_bytes = rank_count * tensor_count * kTensorBytes;
     loader.Progress(v1::WEIGHT_SET_STATE_LOADING, read_bytes / 2);
     loader.Progress(v1::WEIGHT_SET_STATE_VERIFYING, read_bytes);
-    for (const internal::v1::RankPlacement& placed : loader.request().ranks()) loader.HandOver(shard, placed.rank());
+    const v1::HandleKind kind = loader.request().handle_kind();
+    for (const internal::v1::RankPlacement& placed : loader.request().ranks()) {
+      if (kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC) {
+        loader.HandOver(MakeFakeGpuShard(kind, placed.device(), tensor_count), placed.rank());
+      } else {
+        loader.HandOver(shard, placed.rank());
+      }
+    }
+    if (kind == v1::HANDLE_KIND_CUDA_IPC) loader.WaitForTheEnd();
   };
 }
 

@@ -29,6 +29,9 @@ struct FakeShard {
   std::vector<UniqueFd> fds;  // the slab's, then the manifest's
 };
 FakeShard MakeFakeShard(int tensor_count);
+// The same as GPU memory of `kind` on the GPU `device`; its descriptor, if it has one, is a memfd for AnyGpuFd to take.
+FakeShard MakeFakeGpuShard(v1::HandleKind kind, const std::string& device, int tensor_count);
+inline absl::Status AnyGpuFd(int) { return absl::OkStatus(); }
 
 // A manifest's memfd, with `sealed` describing it.
 UniqueFd MakeManifest(const std::string& bytes, internal::v1::LoadSealed* sealed);
@@ -86,7 +89,8 @@ class FakeLoaderSpawner : public LoaderSpawner {
   const std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
-// Loads `tensor_count` tensors for each rank without a fault.
+// Loads `tensor_count` tensors for each rank without a fault, on the devices and in the kind of the request; of
+// CUDA_IPC it stays as the exporter.
 FakeLoaderSpawner::Script LoadsWell(int tensor_count = 2);
 
 }  // namespace weightbroker::testing

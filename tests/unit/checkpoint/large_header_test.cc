@@ -54,7 +54,14 @@ Cost Read(const std::string& what, const std::string& bytes) {
   return cost;
 }
 
-// A sanitizer's memory is its own affair.
+constexpr int64_t kMiB = int64_t{1} << 20;
+// A sanitizer makes everything slower, and its memory is its own affair.
+#ifdef WEIGHTBROKER_SANITIZED
+constexpr int64_t kHeaderBytes = kMaxHeaderBytes / 20;
+#else
+constexpr int64_t kHeaderBytes = kMaxHeaderBytes;
+#endif
+
 void ExpectAtMost(int64_t limit_bytes, const Cost& cost) {
 #ifndef WEIGHTBROKER_SANITIZED
   EXPECT_LE(cost.peak_bytes, limit_bytes);
@@ -70,14 +77,12 @@ std::string FullHeader(const std::string& opening, const std::function<std::stri
   std::string header = opening;
   for (int number = 0;; ++number) {
     const std::string next = absl::StrCat(number == 0 ? "" : ",", entry(number));
-    if (header.size() + next.size() + closing.size() > static_cast<size_t>(kMaxHeaderBytes)) break;
+    if (header.size() + next.size() + closing.size() > static_cast<size_t>(kHeaderBytes)) break;
     header += next;
   }
   header += closing;
-  return header.append(static_cast<size_t>(kMaxHeaderBytes) - header.size(), ' ');
+  return header.append(static_cast<size_t>(kHeaderBytes) - header.size(), ' ');
 }
-
-constexpr int64_t kMiB = int64_t{1} << 20;
 
 TEST(LargeHeader, OfAHundredThousandTensorsIsRead) {
   std::string header = "{";
@@ -97,7 +102,7 @@ TEST(LargeHeader, OfAHundredMillionBytesFullOfTensorsIsRead) {
   };
   const Cost cost = Read("tensors", RawSafetensors(FullHeader("{", empty_tensor, "}")));
   ASSERT_THAT(cost.header, IsOk());
-  EXPECT_GT(cost.header->tensors.size(), 1'500'000u);
+  EXPECT_GT(cost.header->tensors.size(), static_cast<size_t>(kHeaderBytes / 70));
   ExpectAtMost(1024 * kMiB, cost);
 }
 
@@ -119,7 +124,7 @@ TEST(LargeHeader, OfAHundredMillionBytesFullOfMetadataIsRead) {
 }
 
 TEST(LargeHeader, OfAHundredMillionBytesInOneStringIsRefusedWithAShortMessage) {
-  const std::string name(static_cast<size_t>(kMaxHeaderBytes) - 20, 'n');
+  const std::string name(static_cast<size_t>(kHeaderBytes) - 20, 'n');
   const Cost cost = Read("one name", RawSafetensors(absl::StrCat("{\"", name, "\":[]}")));
   EXPECT_THAT(cost.header, StatusIs(Reason::kCheckpointMalformed, HasSubstr("is described by an array")));
   EXPECT_LT(cost.header.status().message().size(), 1000u);

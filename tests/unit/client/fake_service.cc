@@ -68,6 +68,25 @@ FakeService::FakeService() : folder_(MakeFolder()) {
       EndpointOptions{.listen_fd = listener_->fd(), .server = server_.get(), .tickets = &tickets_, .peers = &peers_});
 }
 
+void FakeService::ReplaceSlab(UniqueFd fd, int64_t size_bytes) {
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(fd));
+  fds_ = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
+  slab_bytes_ = size_bytes;
+}
+
+std::string FakeService::SlabContents() {
+  std::string contents(4096, '\0');
+  contents.replace(0, 24, 24, 'a');
+  contents.replace(256, 100, 100, 'b');
+  return contents;
+}
+
+grpc::Status FakeService::Fingerprint(grpc::ServerContext* /*context*/, const v1::FingerprintRequest* request,
+                                      v1::FingerprintResponse* response) {
+  return on_fingerprint(*request, response);
+}
+
 FakeService::~FakeService() {
   endpoint_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
@@ -94,8 +113,9 @@ grpc::Status FakeService::AnswerRenewal(ExportCall& call) {
   return on_renewal ? on_renewal(call) : ToGrpc(MakeError(Reason::kNotResident, "it has gone"));
 }
 
-grpc::Status FakeService::Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* /*request*/,
+grpc::Status FakeService::Unregister(grpc::ServerContext* context, const v1::UnregisterRequest* request,
                                      v1::UnregisterResponse* response) {
+  unregistered = *request;
   return on_unregister(*context, *response);
 }
 

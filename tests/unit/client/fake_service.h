@@ -55,8 +55,17 @@ class FakeService : private v1::WeightBrokerService::Service, private v1::Weight
   UnregisterHook on_unregister;
   ListHook on_list;  // no sets unless set
   RegisterHook on_register;
+  std::function<grpc::Status(const v1::FingerprintRequest&, v1::FingerprintResponse*)> on_fingerprint;
+  v1::UnregisterRequest unregistered;  // what the last call of it asked for
+
+  // Puts another slab in the place of the service's own, with the same two tensors in it.
+  void ReplaceSlab(UniqueFd fd, int64_t size_bytes);
+  // What lies in the slab.
+  static std::string SlabContents();
 
  private:
+  grpc::Status Fingerprint(grpc::ServerContext* context, const v1::FingerprintRequest* request,
+                           v1::FingerprintResponse* response) override;
   grpc::Status Export(grpc::ServerContext* context, const v1::ExportRequest* request,
                       grpc::ServerWriter<v1::ExportResponse>* writer) override;
   grpc::Status AnswerExport(ExportCall& call);

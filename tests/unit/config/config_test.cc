@@ -86,6 +86,29 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->check_resume, 1);
 }
 
+TEST(ParseBrokerConfig, TakesGpusByNumberAndUuidAndEveryOneByDefault) {
+  EXPECT_THAT(Parse({"--socket=/tmp/a.sock"})->devices, ElementsAre("all"));
+  const auto config = Parse({"--socket=/tmp/a.sock", "--devices=1,GPU-6f1c2d3e-0123-4567-89ab-0123456789ab"});
+  ASSERT_THAT(config, IsOk());
+  EXPECT_THAT(config->devices, ElementsAre("1", "GPU-6f1c2d3e-0123-4567-89ab-0123456789ab"));
+  EXPECT_TRUE(config->names_gpus());
+  EXPECT_FALSE(Parse({"--socket=/tmp/a.sock", "--devices=host"})->names_gpus());
+}
+
+TEST(ParseBrokerConfig, RefusesAllBesideAGpu) {
+  EXPECT_THAT(Parse({"--socket=/tmp/a.sock", "--devices=all,1"}),
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("\"all\" stands alone")));
+}
+
+TEST(ParseBrokerConfig, PutsTheUuidOfItsGpuIntoTheSocketsName) {
+  const auto config = Parse({"--socket=/tmp/{gpu_uuid}.sock", "--devices=GPU-6f1c2d3e-0123-4567-89ab-0123456789ab"});
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->socket, "/tmp/GPU-6f1c2d3e-0123-4567-89ab-0123456789ab.sock");
+  EXPECT_THAT(
+      Parse({"--socket=/tmp/{gpu_uuid}.sock"}),
+      StatusIs(Reason::kConfigurationInvalid, HasSubstr("--socket: {gpu_uuid} stands for the UUID of one GPU")));
+}
+
 TEST(BrokerConfig, HasDefaultsInTheStructThatAreThoseOfTheTable) {
   const auto config = Parse({"--socket=/tmp/a.sock"});
   const BrokerConfig plain;

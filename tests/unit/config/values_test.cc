@@ -50,6 +50,19 @@ TEST(Duration, RefusesOtherWordsAndWhatOverflows) {
   EXPECT_TRUE(ParsePositiveDuration("1ms").ok());
 }
 
+TEST(Device, IsAUuidANumberOrOneOfTwoWords) {
+  for (const char* text : {"0", "15", "all", "host", "GPU-6f1c2d3e-0123-4567-89ab-0123456789ab"}) {
+    EXPECT_EQ(*ParseDevice(text), text);
+  }
+}
+
+TEST(Device, RefusesOtherWords) {
+  for (const char* text :
+       {"", "-1", "cuda:0", "GPU-6f1c", "GPU-6F1C2D3E-0123-4567-89AB-0123456789AB", "MIG-1", "10000"}) {
+    EXPECT_THAT(WhyNot(ParseDevice(text)), HasSubstr("is no GPU")) << text;
+  }
+}
+
 TEST(Mode, IsOctal) {
   EXPECT_EQ(*ParseMode("0660"), 0660u);
   EXPECT_EQ(*ParseMode("777"), 0777u);

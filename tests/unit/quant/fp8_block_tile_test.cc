@@ -11,30 +11,10 @@
 
 #include "common/quant/convert.h"
 #include "common/quant/fp8_block.h"
+#include "tests/support/play_fp8_kernel.h"
 
 namespace weightbroker {
 namespace {
-
-template <typename Format>
-void PlayKernel(const Fp8BlockLaunch& launch) {
-  for (int64_t block = 0; block < launch.BlockCount(); ++block) {
-    uint32_t amax_bits = 0;
-    std::vector<Fp8Tile<Format>> tiles;
-    for (unsigned thread = 0; thread < kFp8Threads; ++thread) {
-      tiles.emplace_back(launch, block, static_cast<int>(thread)).Load();
-      amax_bits = std::max(amax_bits, tiles.back().AmaxBits());
-    }
-    if (amax_bits >= kFp8InfinityBits) {
-      auto& first = *reinterpret_cast<uint64_t*>(launch.not_finite);
-      for (const auto& tile : tiles) first = std::min(first, tile.FirstNotFinite());
-      continue;
-    }
-    const float scale = Fp8Scale(amax_bits);
-    const int64_t columns = launch.BlockColumns();
-    reinterpret_cast<float*>(launch.scales)[block / columns * launch.scale_row_elements + block % columns] = scale;
-    for (const auto& tile : tiles) tile.Store(Fp8Inverse(scale));
-  }
-}
 
 struct Case {
   int64_t rows;
@@ -66,15 +46,16 @@ void ExpectSameBytes(v1::DataType dtype, const Case& c, const std::vector<float>
                                  .scale_stride = scale_columns})
                    .has_value());
   uint64_t not_finite = ~uint64_t{0};
-  PlayKernel<Format>({.from = reinterpret_cast<uint64_t>(first),
-                      .from_row_bytes = row_bytes,
-                      .to = reinterpret_cast<uint64_t>(codes.data() + c.misalignment),
-                      .to_row_elements = result_row,
-                      .scales = reinterpret_cast<uint64_t>(scales.data()),
-                      .scale_row_elements = scale_columns,
-                      .rows = c.rows,
-                      .columns = c.columns,
-                      .not_finite = reinterpret_cast<uint64_t>(&not_finite)});
+  testing::PlayFp8Kernel<Format>({.from = reinterpret_cast<uint64_t>(first),
+                                  .from_row_bytes = row_bytes,
+                                  .to = reinterpret_cast<uint64_t>(codes.data() + c.misalignment),
+                                  .to_row_elements = result_row,
+                                  .scales = reinterpret_cast<uint64_t>(scales.data()),
+                                  .scale_row_elements = scale_columns,
+                                  .rows = c.rows,
+                                  .columns = c.columns,
+                                  .not_finite = reinterpret_cast<uint64_t>(&not_finite),
+                                  .not_finite_base = 0});
   EXPECT_EQ(not_finite, ~uint64_t{0});
   ASSERT_EQ(codes, wanted_codes) << "bytes beside the matrix are to stay as they are, too";
   ASSERT_EQ(scales, wanted_scales);
@@ -113,16 +94,17 @@ TEST(Fp8BlockTile, NamesTheFirstValueThatIsNotFinite) {
   std::vector<std::byte> codes(values.size());
   std::vector<float> scales(6);
   uint64_t not_finite = ~uint64_t{0};
-  PlayKernel<F32Format>({.from = reinterpret_cast<uint64_t>(values.data()),
-                         .from_row_bytes = 1200,
-                         .to = reinterpret_cast<uint64_t>(codes.data()),
-                         .to_row_elements = 300,
-                         .scales = reinterpret_cast<uint64_t>(scales.data()),
-                         .scale_row_elements = 3,
-                         .rows = 200,
-                         .columns = 300,
-                         .not_finite = reinterpret_cast<uint64_t>(&not_finite)});
-  EXPECT_EQ(not_finite, 150u * 300 + 260);
+  testing::PlayFp8Kernel<F32Format>({.from = reinterpret_cast<uint64_t>(values.data()),
+                                     .from_row_bytes = 1200,
+                                     .to = reinterpret_cast<uint64_t>(codes.data()),
+                                     .to_row_elements = 300,
+                                     .scales = reinterpret_cast<uint64_t>(scales.data()),
+                                     .scale_row_elements = 3,
+                                     .rows = 200,
+                                     .columns = 300,
+                                     .not_finite = reinterpret_cast<uint64_t>(&not_finite),
+                                     .not_finite_base = 7});
+  EXPECT_EQ(not_finite, 7u + 150 * 300 + 260);
 }
 
 }  // namespace

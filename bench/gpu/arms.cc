@@ -1,0 +1,233 @@
+#include "bench/gpu/arms.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/attach.h"
+#include "client/src/connection.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/base/unique_fd.h"
+#include "common/process/spawn.h"
+
+namespace weightbroker::bench {
+namespace {
+
+constexpr std::chrono::minutes kLoadTime(10);
+constexpr std::chrono::seconds kEndTime(60);
+
+double MonotonicSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// As decimal digits that lose nothing.
+std::string Digits(double seconds) {
+  char text[64];
+  snprintf(text, sizeof(text), "%.9f", seconds);
+  return text;
+}
+
+std::vector<std::string> CheckpointFlags(const GpuBenchSetup& setup) {
+  return {"--folder",  setup.folder,
+          "--tensors", absl::StrCat(setup.checkpoint.tensor_count),
+          "--shards",  absl::StrCat(setup.checkpoint.shard_count),
+          "--bytes",   absl::StrCat(setup.checkpoint.total_bytes)};
+}
+
+// Runs a program that prints one line of JSON. `arguments` get the moment of asking as the last.
+absl::StatusOr<nlohmann::json> RunSample(const std::string& path, std::vector<std::string> arguments,
+                                         const std::string& output_path) {
+  const UniqueFd output(open(output_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  arguments.insert(arguments.end(), {"--started_at", Digits(MonotonicSeconds())});
+  ASSIGN_OR_RETURN(ChildProcess child, Spawn({.path = path, .arguments = arguments, .fds = {{output.get(), 1}}}));
+  ASSIGN_OR_RETURN(const ExitStatus exit, child.Wait());
+  if (!exit.success()) return MakeError(Reason::kSystemError, absl::StrCat(path, ": ", exit.ToString()));
+  std::ifstream file(output_path);
+  nlohmann::json times = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (times.is_object()) return times;
+  return MakeError(Reason::kProtocolError, absl::StrCat(path, " printed no JSON"));
+}
+
+// A process that holds weights and answers each line that it is sent with one of its own.
+class Holder {
+ public:
+  static absl::StatusOr<std::unique_ptr<Holder>> Start(const std::string& path,
+                                                       const std::vector<std::string>& arguments) {
+    int to_child[2];
+    int from_child[2];
+    if (pipe2(to_child, O_CLOEXEC) != 0) return SystemError("pipe2", errno);
+    const UniqueFd child_input(to_child[0]);
+    UniqueFd input(to_child[1]);
+    if (pipe2(from_child, O_CLOEXEC) != 0) return SystemError("pipe2", errno);
+    UniqueFd output(from_child[0]);
+    const UniqueFd child_output(from_child[1]);
+    ASSIGN_OR_RETURN(
+        ChildProcess child,
+        Spawn({.path = path, .arguments = arguments, .fds = {{child_input.get(), 0}, {child_output.get(), 1}}}));
+    return std::unique_ptr<Holder>(new Holder(path, std::move(child), std::move(input), std::move(output)));
+  }
+
+  ~Holder() {
+    input_.reset();
+    if (!child_.Wait(kEndTime).ok()) child_.Kill(SIGKILL).IgnoreError();
+    child_.Wait().IgnoreError();
+  }
+
+  absl::Status Send(const std::string& line) {
+    const std::string text = line + "\n";
+    if (write(input_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return absl::OkStatus();
+    return SystemError(absl::StrCat("writing to ", path_), errno);
+  }
+
+  absl::Status Expect(const std::string& wanted) {
+    std::string line;
+    for (char byte = 0; read(output_.get(), &byte, 1) == 1 && byte != '\n';) line += byte;
+    if (line == wanted) return absl::OkStatus();
+    return MakeError(Reason::kProtocolError, absl::StrCat(path_, " said \"", line, "\" instead of ", wanted));
+  }
+
+ private:
+  Holder(std::string path, ChildProcess child, UniqueFd input, UniqueFd output)
+      : path_(std::move(path)), child_(std::move(child)), input_(std::move(input)), output_(std::move(output)) {}
+
+  const std::string path_;
+  ChildProcess child_;
+  UniqueFd input_;
+  UniqueFd output_;
+};
+
+class ServiceArm : public Arm {
+ public:
+  ServiceArm(const GpuBenchSetup& setup, v1::HandleKind kind, std::string sample_program)
+      : setup_(setup),
+        kind_(kind),
+        sample_program_(std::move(sample_program)),
+        socket_(absl::StrCat("/tmp/gpu_attach_bench.", getpid(), ".", kind, ".", sample_program_, ".sock")) {}
+
+  absl::Status Start() {
+    ASSIGN_OR_RETURN(service_, Spawn({.path = setup_.bin_dir + "/weightbrokerd",
+                                      .arguments = {"--socket", socket_, "--model_roots", "bench=" + setup_.folder,
+                                                    "--metrics_address", "127.0.0.1:0", "--devices", setup_.gpu_uuid,
+                                                    "--log_level", "warning"}}));
+    ASSIGN_OR_RETURN(const auto connection, client::Connection::Open({.socket_path = socket_}));
+    RETURN_IF_ERROR(connection->WaitUntilConnected(client::DeadlineIn(std::chrono::seconds(60))));
+    v1::RegisterRequest request;
+    request.mutable_spec()->set_model(setup_.folder);
+    request.mutable_environment()->set_torch_version("any");
+    request.add_devices(setup_.gpu_uuid);
+    request.add_handle_kinds(kind_);
+    request.set_wait(true);
+    return client::RegisterAndWait(*connection, request, client::DeadlineIn(kLoadTime), nullptr).status();
+  }
+
+  ~ServiceArm() override {
+    if (!service_.has_value()) return;
+    service_->Kill(SIGTERM).IgnoreError();
+    if (!service_->Wait(kEndTime).ok()) service_->Kill(SIGKILL).IgnoreError();
+    service_->Wait().IgnoreError();
+  }
+
+  absl::StatusOr<nlohmann::json> Sample() override {
+    return RunSample(setup_.bin_dir + "/" + sample_program_,
+                     {"--how", "attach", "--kind", kind_ == v1::HANDLE_KIND_CUDA_IPC ? "CUDA_IPC" : "CUDA_VMM_FD",
+                      "--socket", socket_, "--model", setup_.folder, "--image", setup_.image, "--tensors",
+                      absl::StrCat(setup_.checkpoint.tensor_count)},
+                     socket_ + ".out");
+  }
+
+ private:
+  const GpuBenchSetup setup_;
+  const v1::HandleKind kind_;
+  const std::string sample_program_;
+  const std::string socket_;
+  std::optional<ChildProcess> service_;
+};
+
+class TensorsArm : public Arm {
+ public:
+  explicit TensorsArm(const GpuBenchSetup& setup) : setup_(setup), handles_(setup.folder + ".handles") {}
+
+  absl::Status Start() {
+    std::vector<std::string> arguments = CheckpointFlags(setup_);
+    arguments.insert(arguments.end(), {"--handles", handles_});
+    ASSIGN_OR_RETURN(holder_, Holder::Start(setup_.bin_dir + "/gpu_tensor_exporter", arguments));
+    return holder_->Expect("ready");
+  }
+
+  absl::StatusOr<nlohmann::json> Sample() override {
+    return RunSample(setup_.bin_dir + "/gpu_attach_sample",
+                     {"--how", "tensors", "--handles", handles_, "--image", setup_.image, "--tensors",
+                      absl::StrCat(setup_.checkpoint.tensor_count)},
+                     handles_ + ".out");
+  }
+
+ private:
+  const GpuBenchSetup setup_;
+  const std::string handles_;
+  std::unique_ptr<Holder> holder_;
+};
+
+class TorchArm : public Arm {
+ public:
+  explicit TorchArm(const GpuBenchSetup& setup) : setup_(setup), handles_(setup.folder + ".torch_handles") {}
+
+  absl::Status Start() {
+    nlohmann::json tensors;
+    for (const BenchTensor& tensor : ListBenchTensors(setup_.folder, setup_.checkpoint)) {
+      tensors.push_back(
+          {{"path", tensor.path}, {"offset_bytes", tensor.offset_bytes}, {"size_bytes", tensor.size_bytes}});
+    }
+    std::ofstream(handles_ + ".json") << tensors;
+    ASSIGN_OR_RETURN(holder_, Holder::Start("/usr/bin/env", {setup_.python, setup_.torch_script, "export",
+                                                             "--tensors_json", handles_ + ".json"}));
+    return holder_->Expect("ready");
+  }
+
+  absl::StatusOr<nlohmann::json> Sample() override {
+    RETURN_IF_ERROR(holder_->Send(handles_));
+    RETURN_IF_ERROR(holder_->Expect("ok"));
+    return RunSample("/usr/bin/env",
+                     {setup_.python, setup_.torch_script, "import", "--handles", handles_, "--image", setup_.image},
+                     handles_ + ".out");
+  }
+
+ private:
+  const GpuBenchSetup setup_;
+  const std::string handles_;
+  std::unique_ptr<Holder> holder_;
+};
+
+template <typename Made>
+absl::StatusOr<std::unique_ptr<Arm>> Started(std::unique_ptr<Made> arm) {
+  RETURN_IF_ERROR(arm->Start());
+  return std::unique_ptr<Arm>(std::move(arm));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Arm>> MakeArm(const std::string& name, const GpuBenchSetup& setup) {
+  if (name == "vmm") {
+    return Started(std::make_unique<ServiceArm>(setup, v1::HANDLE_KIND_CUDA_VMM_FD, "gpu_attach_sample"));
+  }
+  if (name == "vmm_torch") {
+    return Started(std::make_unique<ServiceArm>(setup, v1::HANDLE_KIND_CUDA_VMM_FD, "gpu_attach_sample_torch"));
+  }
+  if (name == "ipc") return Started(std::make_unique<ServiceArm>(setup, v1::HANDLE_KIND_CUDA_IPC, "gpu_attach_sample"));
+  if (name == "tensors") return Started(std::make_unique<TensorsArm>(setup));
+  if (name == "torch") return Started(std::make_unique<TorchArm>(setup));
+  return MakeError(Reason::kInvalidArgument, absl::StrCat("there is no arm \"", name, "\""));
+}
+
+}  // namespace weightbroker::bench

@@ -1,0 +1,45 @@
+// wbd1 digests (see memory/digest.h) of GPU memory, computed on the GPU at the speed of its memory.
+//
+//   ASSIGN_OR_RETURN(const GpuDigester digester, GpuDigester::Create(context));   // GPU_UNAVAILABLE without kernels
+//   ASSIGN_OR_RETURN(const std::vector<Digest> digests, digester.Compute(ranges));
+//
+// Thread-safe: each call has its own stream. It holds the context. Move-only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/device/cuda_context.h"
+#include "common/device/gpu_kernel.h"
+#include "common/memory/digest.h"
+
+namespace weightbroker {
+
+// Whether this build has GPU kernels: without CUDA's compiler it has none, and the service offers host memory only.
+bool HasGpuKernels();
+
+// A run of device memory. `address` must be a multiple of 8.
+struct GpuRange {
+  CudaDevicePtr address = 0;
+  int64_t size_bytes = 0;  // may be 0
+};
+
+class GpuDigester {
+ public:
+  // GPU_UNAVAILABLE in a build without kernels; DEVICE_UNSUPPORTED if they do not run on this GPU; CUDA_ERROR.
+  static absl::StatusOr<GpuDigester> Create(const CudaContext& context);
+
+  // The digest of each range, in their order. Waits for the GPU. What other streams write meanwhile may be seen or not:
+  // synchronize before. Needs a few bytes of device memory a range.
+  absl::StatusOr<std::vector<Digest>> Compute(std::span<const GpuRange> ranges) const;
+
+ private:
+  explicit GpuDigester(GpuKernel kernel) : kernel_(std::move(kernel)) {}
+
+  GpuKernel kernel_;
+};
+
+}  // namespace weightbroker

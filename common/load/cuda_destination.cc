@@ -1,0 +1,441 @@
+#include "common/load/cuda_destination.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/device/gpu_digest.h"
+#include "common/device/gpu_kernel.h"
+#include "common/device/gpu_quantizer.h"
+#include "common/device/kernels/kernels.h"
+#include "common/device/kernels/scatter_runs.h"
+#include "common/load/not_finite.h"
+#include "common/quant/convert.h"
+
+namespace weightbroker {
+namespace {
+
+constexpr int64_t kStagingGranularityBytes = 1 << 20;
+
+int64_t ElementBytes(const DtypeInfo& dtype) { return dtype.bits / 8; }
+
+// Rows that start at multiples of this are loaded by the kernel in whole vectors.
+constexpr int64_t kVectorBytes = 16;
+
+int64_t RoundUpTo(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+bool QuantizesAnything(const ShardPlan& plan) {
+  return std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                     [](const TensorPlacement& tensor) { return tensor.transform == Transform::kQuantizeFp8Block; });
+}
+
+Fp8Source SourceOf(const DtypeInfo& dtype) {
+  if (dtype.proto == v1::DATA_TYPE_BF16) return Fp8Source::kBf16;
+  return dtype.proto == v1::DATA_TYPE_F16 ? Fp8Source::kF16 : Fp8Source::kF32;
+}
+
+// Memory that is kept for the next one who needs as much: pinned on the host, or on the device.
+template <typename Address>
+class Pool {
+ public:
+  struct Piece {
+    Address address = {};
+    int64_t size_bytes = 0;
+  };
+
+  std::optional<Piece> Take(int64_t size_bytes) {
+    const auto fit =
+        std::find_if(free_.begin(), free_.end(), [&](const Piece& p) { return p.size_bytes >= size_bytes; });
+    if (fit == free_.end()) return std::nullopt;
+    const Piece piece = *fit;
+    free_.erase(fit);
+    return piece;
+  }
+  void Give(const Piece& piece) { free_.push_back(piece); }
+  const std::vector<Piece>& free() const { return free_; }
+
+ private:
+  std::vector<Piece> free_;
+};
+
+class CudaDestination : public Destination {
+ public:
+  CudaDestination(const ShardPlan& plan, std::vector<CudaDevicePtr> slabs, CudaContext context, GpuDigester digester,
+                  GpuKernel scatter, std::optional<GpuQuantizer> quantizer,
+                  std::function<absl::Status()> before_digests)
+      : plan_(plan),
+        slabs_(std::move(slabs)),
+        context_(std::move(context)),
+        cuda_(context_.driver()),
+        digester_(std::move(digester)),
+        scatter_(std::move(scatter)),
+        quantizer_(std::move(quantizer)),
+        before_digests_(std::move(before_digests)) {}
+
+  // Nothing is under way any more unless something has failed; then the driver waits for it.
+  ~CudaDestination() override {
+    const CudaScope current(context_);
+    for (const auto& [thread, stream] : streams_) {
+      (void)cuda_.StreamSynchronize(stream);
+      (void)cuda_.StreamDestroy(stream);
+    }
+    for (auto& [chunk, flight] : flights_) Recycle(std::move(flight));
+    for (CudaEvent const event : events_) (void)cuda_.EventDestroy(event);
+    for (const auto& piece : staging_.free()) (void)cuda_.MemFreeHost(piece.address);
+    for (const auto& piece : scratch_.free()) (void)cuda_.MemFree(piece.address);
+    if (not_finite_ != 0) (void)cuda_.MemFree(not_finite_);
+  }
+
+  // Before the first Store.
+  absl::Status Prepare() {
+    if (!quantizer_.has_value()) return absl::OkStatus();
+    const CudaScope current(context_);
+    RETURN_IF_ERROR(current.status());
+    const size_t size = plan_.tensors.size() * sizeof(uint64_t);
+    RETURN_IF_ERROR(Check(cuda_.MemAlloc(size, &not_finite_), "cuMemAlloc"));
+    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    RETURN_IF_ERROR(Check(cuda_.MemsetD8Async(not_finite_, 0xFF, size, stream), "cuMemsetD8Async"));
+    return Check(cuda_.StreamSynchronize(stream), "cuStreamSynchronize");
+  }
+
+  absl::Status Store(std::span<const std::byte> chunk, std::span<const Transfer> transfers) override {
+    const CudaScope current(context_);
+    RETURN_IF_ERROR(current.status());
+    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    Flight flight;
+    absl::Status status = TakeEvent(&flight.event);
+    for (size_t i = 0; status.ok() && i < transfers.size(); ++i) status = Send(chunk, transfers[i], stream, &flight);
+    // Also after an error: what has begun needs the chunk until it ends.
+    if (flight.event != nullptr) status.Update(Check(cuda_.EventRecord(flight.event, stream), "cuEventRecord"));
+    MutexLock lock(mutex_);
+    flights_.emplace(chunk.data(), std::move(flight));
+    return status;
+  }
+
+  absl::Status Release(std::span<const std::byte> chunk) override {
+    std::vector<Flight> landed;
+    {
+      MutexLock lock(mutex_);
+      const auto begin = flights_.lower_bound(chunk.data());
+      const auto end = flights_.lower_bound(chunk.data() + chunk.size());
+      for (auto it = begin; it != end; ++it) landed.push_back(std::move(it->second));
+      flights_.erase(begin, end);
+    }
+    const CudaScope current(context_);
+    absl::Status status = current.status();
+    for (Flight& flight : landed) {
+      if (flight.event != nullptr) status.Update(Check(cuda_.EventSynchronize(flight.event), "cuEventSynchronize"));
+    }
+    MutexLock lock(mutex_);
+    for (Flight& flight : landed) Recycle(std::move(flight));
+    return status;
+  }
+
+  absl::StatusOr<std::vector<Digest>> Finish() override {
+    {
+      const CudaScope current(context_);
+      RETURN_IF_ERROR(current.status());
+      RETURN_IF_ERROR(Check(cuda_.CtxSynchronize(), "cuCtxSynchronize"));
+      RETURN_IF_ERROR(CheckAllWereFinite());
+    }
+    RETURN_IF_ERROR(before_digests_());
+    std::vector<GpuRange> ranges;
+    std::map<std::string_view, size_t> by_name;
+    for (const TensorPlacement& tensor : plan_.tensors) {
+      by_name[tensor.name] = ranges.size();
+      ranges.push_back({PlaceOf(tensor), tensor.alias_of.empty() ? tensor.size_bytes : 0});
+    }
+    ASSIGN_OR_RETURN(std::vector<Digest> digests, digester_.Compute(ranges));
+    for (size_t i = 0; i < digests.size(); ++i) {
+      const std::string& target = plan_.tensors[i].alias_of;
+      if (!target.empty()) digests[i] = digests[by_name.at(target)];
+    }
+    return digests;
+  }
+
+ private:
+  using Staging = Pool<void*>::Piece;
+  using Scratch = Pool<CudaDevicePtr>::Piece;
+
+  // What one chunk has under way.
+  struct Flight {
+    CudaEvent event = nullptr;  // behind all of it
+    std::vector<Staging> staging;
+    std::vector<Scratch> scratch;
+  };
+
+  absl::Status Check(CudaResult result, const char* call) const {
+    if (result == kCudaSuccess) return absl::OkStatus();
+    return CudaError(cuda_, result, call, absl::StrCat("filling rank ", plan_.rank, " on the GPU"));
+  }
+
+  const TensorPlacement& TensorOf(const Transfer& transfer) const {
+    return plan_.tensors[static_cast<size_t>(transfer.tensor)];
+  }
+  CudaDevicePtr PlaceOf(const TensorPlacement& tensor) const {
+    return slabs_[static_cast<size_t>(tensor.slab)] + static_cast<CudaDevicePtr>(tensor.slab_offset_bytes);
+  }
+  // Where a transfer's first element lands.
+  CudaDevicePtr PlaceOf(const Transfer& transfer) const {
+    const TensorPlacement& tensor = TensorOf(transfer);
+    return PlaceOf(tensor) + static_cast<CudaDevicePtr>(transfer.offset * ElementBytes(*tensor.dtype));
+  }
+
+  absl::Status Send(std::span<const std::byte> chunk, const Transfer& transfer, CudaStream stream, Flight* flight) {
+    const std::byte* const source = chunk.data() + transfer.source_offset_bytes;
+    switch (transfer.transform) {
+      case Transform::kCopy:
+        return Copy(transfer, source, transfer.source_stride_bytes, stream);
+      case Transform::kConvert:
+        return Convert(transfer, source, stream, flight);
+      case Transform::kTranspose:
+        return Transpose(transfer, source, stream, flight);
+      case Transform::kQuantizeFp8Block:
+        return Quantize(transfer, source, stream, flight);
+    }
+    return MakeError(Reason::kProtocolError, "the plan has a transform that is none");
+  }
+
+  // Copies runs of the tensor's own type to where they land.
+  absl::Status Copy(const Transfer& transfer, const void* source, int64_t source_stride_bytes, CudaStream stream) {
+    const int64_t element = ElementBytes(*TensorOf(transfer).dtype);
+    return CopyRows({.to = PlaceOf(transfer),
+                     .to_pitch = static_cast<size_t>(transfer.stride * element),
+                     .from = source,
+                     .from_pitch = static_cast<size_t>(source_stride_bytes),
+                     .row_bytes = static_cast<size_t>(transfer.run_elements * element),
+                     .rows = static_cast<size_t>(transfer.run_count)},
+                    stream);
+  }
+
+  absl::Status CopyRows(const CudaRows& rows, CudaStream stream) const {
+    const bool contiguous = rows.rows == 1 || (rows.row_bytes == rows.to_pitch && rows.row_bytes == rows.from_pitch);
+    if (!contiguous) return Check(cuda_.MemcpyHtoDRowsAsync(rows, stream), "cuMemcpy2DAsync");
+    return Check(cuda_.MemcpyHtoDAsync(rows.to, rows.from, rows.row_bytes * rows.rows, stream), "cuMemcpyHtoDAsync");
+  }
+
+  absl::Status Convert(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
+    ASSIGN_OR_RETURN(const std::byte* const converted, ConvertRuns(transfer, source, flight));
+    return Copy(transfer, converted, transfer.run_elements * ElementBytes(*TensorOf(transfer).dtype), stream);
+  }
+
+  // The runs in the tensor's own type, one behind the other, in pinned memory.
+  absl::StatusOr<std::byte*> ConvertRuns(const Transfer& transfer, const std::byte* source, Flight* flight) {
+    const DtypeInfo& dtype = *TensorOf(transfer).dtype;
+    const int64_t run_bytes = transfer.run_elements * ElementBytes(dtype);
+    ASSIGN_OR_RETURN(std::byte* const staging, Stage(transfer.run_count * run_bytes, flight));
+    for (int64_t run = 0; run < transfer.run_count; ++run) {
+      ConvertElements(*transfer.source_dtype, source + run * transfer.source_stride_bytes, dtype,
+                      staging + run * run_bytes, transfer.run_elements);
+    }
+    return staging;
+  }
+
+  // The GPU quantizes, from a copy of the rows as they are.
+  absl::Status Quantize(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
+    const TensorPlacement& tensor = TensorOf(transfer);
+    const TensorPlacement& scales = plan_.tensors[static_cast<size_t>(tensor.scale_tensor)];
+    const int64_t row_bytes = transfer.run_elements * ElementBytes(*transfer.source_dtype);
+    const int64_t pitch = RoundUpTo(row_bytes, kVectorBytes);
+    ASSIGN_OR_RETURN(const CudaDevicePtr scratch, Scratchpad(transfer.run_count * pitch, flight));
+    RETURN_IF_ERROR(CopyRows({.to = scratch,
+                              .to_pitch = static_cast<size_t>(pitch),
+                              .from = source,
+                              .from_pitch = static_cast<size_t>(transfer.source_stride_bytes),
+                              .row_bytes = static_cast<size_t>(row_bytes),
+                              .rows = static_cast<size_t>(transfer.run_count)},
+                             stream));
+    const auto scale_offset = static_cast<CudaDevicePtr>(transfer.scale_offset) * sizeof(float);
+    const auto tensor_offset = static_cast<CudaDevicePtr>(transfer.tensor) * sizeof(uint64_t);
+    return quantizer_->Launch(SourceOf(*transfer.source_dtype),
+                              {.from = scratch,
+                               .from_row_bytes = pitch,
+                               .to = PlaceOf(transfer),
+                               .to_row_elements = transfer.stride,
+                               .scales = PlaceOf(scales) + scale_offset,
+                               .scale_row_elements = transfer.scale_stride,
+                               .rows = transfer.run_count,
+                               .columns = transfer.run_elements,
+                               .not_finite = not_finite_ + tensor_offset,
+                               .not_finite_base = transfer.offset},
+                              stream);
+  }
+
+  // Once everything has landed. WEIGHT_NOT_FINITE.
+  absl::Status CheckAllWereFinite() {
+    if (!quantizer_.has_value()) return absl::OkStatus();
+    std::vector<uint64_t> first(plan_.tensors.size());
+    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    RETURN_IF_ERROR(Check(cuda_.MemcpyDtoHAsync(first.data(), not_finite_, first.size() * sizeof(uint64_t), stream),
+                          "cuMemcpyDtoHAsync"));
+    RETURN_IF_ERROR(Check(cuda_.StreamSynchronize(stream), "cuStreamSynchronize"));
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (first[i] != ~uint64_t{0}) return WeightNotFinite(plan_.tensors[i], static_cast<int64_t>(first[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  // The GPU moves single elements apart, from a copy of the runs as they are.
+  absl::Status Transpose(const Transfer& transfer, const std::byte* source, CudaStream stream, Flight* flight) {
+    if (transfer.source_dtype != TensorOf(transfer).dtype) return ConvertAndTranspose(transfer, source, stream, flight);
+    return TransposeRuns(transfer, source, transfer.source_stride_bytes, stream, flight);
+  }
+
+  absl::Status ConvertAndTranspose(const Transfer& transfer, const std::byte* source, CudaStream stream,
+                                   Flight* flight) {
+    ASSIGN_OR_RETURN(const std::byte* const converted, ConvertRuns(transfer, source, flight));
+    return TransposeRuns(transfer, converted, transfer.run_elements * ElementBytes(*TensorOf(transfer).dtype), stream,
+                         flight);
+  }
+
+  // Of runs that have the tensor's own type.
+  absl::Status TransposeRuns(const Transfer& transfer, const std::byte* source, int64_t source_stride_bytes,
+                             CudaStream stream, Flight* flight) {
+    const int64_t element = ElementBytes(*TensorOf(transfer).dtype);
+    const int64_t run_bytes = transfer.run_elements * element;
+    const int64_t source_bytes = (transfer.run_count - 1) * source_stride_bytes + run_bytes;
+    ASSIGN_OR_RETURN(const CudaDevicePtr scratch, Scratchpad(source_bytes, flight));
+    RETURN_IF_ERROR(
+        Check(cuda_.MemcpyHtoDAsync(scratch, source, static_cast<size_t>(source_bytes), stream), "cuMemcpyHtoDAsync"));
+    ScatterRuns runs = {.from = scratch,
+                        .to = PlaceOf(transfer),
+                        .run_elements = transfer.run_elements,
+                        .run_count = transfer.run_count,
+                        .from_stride_bytes = source_stride_bytes,
+                        .stride = transfer.stride,
+                        .element_stride = transfer.element_stride,
+                        .element_bytes = element};
+    const int64_t elements = transfer.run_count * transfer.run_elements;
+    ASSIGN_OR_RETURN(const unsigned blocks, scatter_.ChooseBlocks((elements + kScatterThreads - 1) / kScatterThreads));
+    void* parameters[] = {&runs};
+    return scatter_.Launch({.grid_blocks = blocks, .block_threads = kScatterThreads}, stream, parameters);
+  }
+
+  // Pinned memory until the flight has landed.
+  absl::StatusOr<std::byte*> Stage(int64_t size_bytes, Flight* flight) {
+    std::optional<Staging> piece;
+    {
+      MutexLock lock(mutex_);
+      piece = staging_.Take(size_bytes);
+    }
+    if (!piece.has_value()) {
+      piece = Staging{nullptr, RoundUp(size_bytes)};
+      RETURN_IF_ERROR(
+          Check(cuda_.MemHostAlloc(static_cast<size_t>(piece->size_bytes), kCudaHostAllocPortable, &piece->address),
+                "cuMemHostAlloc"));
+    }
+    flight->staging.push_back(*piece);
+    return static_cast<std::byte*>(piece->address);
+  }
+
+  // The same of the device.
+  absl::StatusOr<CudaDevicePtr> Scratchpad(int64_t size_bytes, Flight* flight) {
+    std::optional<Scratch> piece;
+    {
+      MutexLock lock(mutex_);
+      piece = scratch_.Take(size_bytes);
+    }
+    if (!piece.has_value()) {
+      piece = Scratch{0, RoundUp(size_bytes)};
+      RETURN_IF_ERROR(Check(cuda_.MemAlloc(static_cast<size_t>(piece->size_bytes), &piece->address), "cuMemAlloc"));
+    }
+    flight->scratch.push_back(*piece);
+    return piece->address;
+  }
+
+  static int64_t RoundUp(int64_t size_bytes) {
+    return (size_bytes + kStagingGranularityBytes - 1) / kStagingGranularityBytes * kStagingGranularityBytes;
+  }
+
+  absl::StatusOr<CudaStream> StreamOfThisThread() {
+    MutexLock lock(mutex_);
+    CudaStream& stream = streams_[std::this_thread::get_id()];
+    if (stream != nullptr) return stream;
+    const CudaResult result = cuda_.StreamCreate(kCudaStreamNonBlocking, &stream);
+    if (result == kCudaSuccess) return stream;
+    streams_.erase(std::this_thread::get_id());
+    return Check(result, "cuStreamCreate");
+  }
+
+  absl::Status TakeEvent(CudaEvent* event) {
+    {
+      MutexLock lock(mutex_);
+      if (!events_.empty()) {
+        *event = events_.back();
+        events_.pop_back();
+        return absl::OkStatus();
+      }
+    }
+    return Check(cuda_.EventCreate(kCudaEventDisableTiming, event), "cuEventCreate");
+  }
+
+  void Recycle(Flight flight) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (flight.event != nullptr) events_.push_back(flight.event);
+    for (const Staging& piece : flight.staging) staging_.Give(piece);
+    for (const Scratch& piece : flight.scratch) scratch_.Give(piece);
+  }
+
+  const ShardPlan& plan_;
+  const std::vector<CudaDevicePtr> slabs_;
+  const CudaContext context_;
+  CudaDriver& cuda_;
+  const GpuDigester digester_;
+  const GpuKernel scatter_;
+  const std::optional<GpuQuantizer> quantizer_;  // if the plan has anything to quantize
+  const std::function<absl::Status()> before_digests_;
+
+  Mutex mutex_;
+  CudaDevicePtr not_finite_ = 0;  // constant once prepared: of each tensor, the first element that is not finite, or ~0
+  std::map<std::thread::id, CudaStream> streams_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<const std::byte*, Flight> flights_ ABSL_GUARDED_BY(mutex_);  // by the start of their chunk
+  std::vector<CudaEvent> events_ ABSL_GUARDED_BY(mutex_);                    // that nobody uses
+  Pool<void*> staging_ ABSL_GUARDED_BY(mutex_);
+  Pool<CudaDevicePtr> scratch_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+CudaBuffers::~CudaBuffers() {
+  const CudaScope current(context_);
+  for (void* const buffer : buffers_) (void)context_.driver().MemFreeHost(buffer);
+}
+
+absl::StatusOr<std::span<std::byte>> CudaBuffers::Allocate(int64_t size_bytes) {
+  const CudaScope current(context_);
+  RETURN_IF_ERROR(current.status());
+  void* data = nullptr;
+  const auto size = static_cast<size_t>(size_bytes);
+  if (const CudaResult result = context_.driver().MemHostAlloc(size, kCudaHostAllocPortable, &data);
+      result != kCudaSuccess) {
+    return CudaError(context_.driver(), result, "cuMemHostAlloc",
+                     absl::StrCat("pinning a read buffer of ", size_bytes, " bytes"));
+  }
+  MutexLock lock(mutex_);
+  buffers_.push_back(data);
+  return std::span(static_cast<std::byte*>(data), size);
+}
+
+absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan& plan,
+                                                                 std::vector<CudaDevicePtr> slabs,
+                                                                 const CudaContext& context,
+                                                                 std::function<absl::Status()> before_digests) {
+  ASSIGN_OR_RETURN(GpuDigester digester, GpuDigester::Create(context));
+  ASSIGN_OR_RETURN(GpuKernel scatter, GpuKernel::Load(context, ScatterKernelImage(), kScatterKernelName));
+  std::optional<GpuQuantizer> quantizer;
+  if (QuantizesAnything(plan)) {
+    ASSIGN_OR_RETURN(quantizer, GpuQuantizer::Create(context));
+  }
+  auto destination =
+      std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
+                                        std::move(quantizer), std::move(before_digests));
+  RETURN_IF_ERROR(destination->Prepare());
+  return destination;
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,61 @@
+// The memory that a load fills, of whatever kind the request says, and what of it is handed over.
+//
+//   ASSIGN_OR_RETURN(const auto memory, LoadMemory::Allocate(request, plan));     // MEMORY_EXHAUSTED, ...
+//   ASSIGN_OR_RETURN(auto digests, LoadNode(source, memory->destinations(), memory->Tune(options), progress));
+//   ASSIGN_OR_RETURN(const std::vector<FinishedSlab> slabs, memory->Finish(0));   // no writer of ours is left
+//
+// It gives everything back when it goes, but for what has been finished and is still held elsewhere. Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
+#include "common/device/cuda_driver.h"
+#include "common/load/load_engine.h"
+#include "common/plan/plan.h"
+#include "weightbroker/internal/v1/loader.pb.h"
+
+namespace weightbroker {
+
+// A slab that nobody writes to any more, as it is handed over.
+struct FinishedSlab {
+  v1::Slab description;
+  UniqueFd fd;  // invalid for CUDA_IPC, whose handle is in the description
+};
+
+using CudaOpener = std::function<absl::StatusOr<CudaDriver*>()>;
+
+class LoadMemory {
+ public:
+  // Memory for each of the plan's shards, which are in the order of the request's ranks, on their devices; all zeros.
+  // `open_cuda` is called only if a GPU is needed. MEMORY_EXHAUSTED naming the device, need, have and who uses it;
+  // GPU_UNAVAILABLE, DRIVER_TOO_OLD, DEVICE_UNKNOWN, DEVICE_UNSUPPORTED or CUDA_ERROR for GPUs. `plan` must outlive it.
+  static absl::StatusOr<std::unique_ptr<LoadMemory>> Allocate(const internal::v1::LoadRequest& request,
+                                                              const NodePlan& plan, const CudaOpener& open_cuda);
+  virtual ~LoadMemory() = default;
+
+  // One for each shard.
+  std::span<const std::unique_ptr<Destination>> destinations() const { return destinations_; }
+
+  // `options` as they suit this memory, where they leave it open.
+  virtual LoadOptions Tune(LoadOptions options) const { return options; }
+
+  // Ends the writing to one shard, once it has been loaded.
+  virtual absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) = 0;
+
+  // Whether what has been finished goes with this process.
+  virtual bool needs_exporter() const { return false; }
+
+ protected:
+  std::vector<std::unique_ptr<Destination>> destinations_;
+};
+
+// gpu_load_memory.cc
+absl::StatusOr<std::unique_ptr<LoadMemory>> AllocateOnGpus(const internal::v1::LoadRequest& request,
+                                                           const NodePlan& plan, CudaDriver& cuda);
+
+}  // namespace weightbroker

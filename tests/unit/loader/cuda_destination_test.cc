@@ -1,0 +1,179 @@
+// GPU memory is filled with the same bytes as host memory, and given the same digests, whatever is done to them on the
+// way.
+
+#include "common/load/cuda_destination.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "common/base/status_macros.h"
+#include "common/device/gpu_digest.h"
+#include "common/load/host_destination.h"
+#include "common/memory/cuda_slab.h"
+#include "tests/support/fake_cuda_driver.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/transform_case.h"
+
+namespace weightbroker {
+namespace {
+
+using testing::FakeCudaDriver;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::StatusIs;
+using testing::TransformCase;
+
+class CudaDestinationTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HasGpuKernels()) GTEST_SKIP() << "this build has no GPU kernels";
+  }
+
+  void TearDown() override { EXPECT_EQ(cuda_.live_objects(), 0) << cuda_.DescribeLive(); }
+
+  // Fills VMM memory through `fill` and gives its bytes and digests.
+  struct Filled {
+    std::vector<std::byte> bytes;
+    std::vector<Digest> digests;
+  };
+  absl::StatusOr<Filled> FillGpu(const std::function<absl::Status(Destination&)>& fill) {
+    const CudaContext context = *CudaContext::Retain(cuda_, 0);
+    const auto memory = CudaVmmMemory::Create(context, case_.plan.slab_bytes[0]);
+    auto range = CudaReservation::Reserve(context, memory->size_bytes());
+    RETURN_IF_ERROR(range->Map(0, *memory, CudaAccess::kReadWrite));
+    ASSIGN_OR_RETURN(const auto destination, MakeCudaDestination(case_.plan, {range->address()}, context,
+                                                                 [&] { return range->SetAccess(CudaAccess::kRead); }));
+    RETURN_IF_ERROR(fill(*destination));
+    Filled filled;
+    ASSIGN_OR_RETURN(filled.digests, destination->Finish());
+    const auto* const data = reinterpret_cast<const std::byte*>(range->address());
+    filled.bytes.assign(data, data + case_.plan.slab_bytes[0]);
+    return filled;
+  }
+
+  Filled FillHost() {
+    std::vector<HostSlab> slabs;
+    slabs.push_back(*HostSlab::Create(case_.plan.slab_bytes[0]));
+    const auto destination = MakeHostDestination(case_.plan, slabs, FillMethod::kCopy);
+    EXPECT_THAT(destination->Store(case_.chunk, case_.transfers), IsOk());
+    Filled filled;
+    filled.digests = destination->Finish().value();
+    const auto bytes = slabs[0].writable_bytes();
+    filled.bytes.assign(bytes.begin(), bytes.end());
+    return filled;
+  }
+
+  FakeCudaDriver cuda_;
+  TransformCase case_ = TransformCase::Make();
+};
+
+TEST_F(CudaDestinationTest, HasTheBytesAndDigestsOfHostMemoryForEveryTransform) {
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    RETURN_IF_ERROR(destination.Store(case_.chunk, case_.transfers));
+    return destination.Release(case_.chunk);
+  });
+  ASSERT_THAT(gpu, IsOk());
+  const Filled host = FillHost();
+  EXPECT_EQ(std::memcmp(gpu->bytes.data(), host.bytes.data(), host.bytes.size()), 0);
+  for (size_t i = 0; i < case_.plan.tensors.size(); ++i) {
+    const TensorPlacement& tensor = case_.plan.tensors[i];
+    EXPECT_EQ(DigestHex(gpu->digests[i]),
+              DigestHex(ComputeDigest(
+                  std::span(gpu->bytes)
+                      .subspan(static_cast<size_t>(tensor.slab_offset_bytes), static_cast<size_t>(tensor.size_bytes)))))
+        << tensor.name;
+  }
+}
+
+TEST_F(CudaDestinationTest, LetsAChunkBeUsedAgainOnlyOnceItHasLanded) {
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    std::vector<std::byte> buffer = case_.chunk;
+    RETURN_IF_ERROR(destination.Store(buffer, case_.transfers));
+    RETURN_IF_ERROR(destination.Release(buffer));
+    std::fill(buffer.begin(), buffer.end(), std::byte{0xEE});
+    return absl::OkStatus();
+  });
+  ASSERT_THAT(gpu, IsOk());
+  const Filled host = FillHost();
+  EXPECT_EQ(std::memcmp(gpu->bytes.data(), host.bytes.data(), host.bytes.size()), 0);
+}
+
+TEST_F(CudaDestinationTest, ReleasesByAnyBufferThatHoldsTheChunk) {
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    std::vector<std::byte> buffer(case_.chunk.size() + 4096);
+    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin() + 512);
+    const auto chunk = std::span(buffer).subspan(512, case_.chunk.size());
+    RETURN_IF_ERROR(destination.Store(chunk, case_.transfers));
+    RETURN_IF_ERROR(destination.Release(buffer));
+    std::fill(buffer.begin(), buffer.end(), std::byte{0xEE});
+    return absl::OkStatus();
+  });
+  ASSERT_THAT(gpu, IsOk());
+  EXPECT_EQ(std::memcmp(gpu->bytes.data(), FillHost().bytes.data(), gpu->bytes.size()), 0);
+}
+
+TEST_F(CudaDestinationTest, TakesTransfersFromSeveralThreads) {
+  const auto gpu = FillGpu([&](Destination& destination) {
+    const std::vector<Transfer>& all = case_.transfers;
+    std::vector<std::vector<std::byte>> chunks(all.size(), case_.chunk);
+    std::vector<absl::Status> results(all.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < all.size(); ++i) {
+      threads.emplace_back([&, i] {
+        results[i] = destination.Store(chunks[i], std::span(all).subspan(i, 1));
+        results[i].Update(destination.Release(chunks[i]));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    absl::Status first;
+    for (const absl::Status& result : results) first.Update(result);
+    return first;
+  });
+  ASSERT_THAT(gpu, IsOk());
+  EXPECT_EQ(std::memcmp(gpu->bytes.data(), FillHost().bytes.data(), gpu->bytes.size()), 0);
+}
+
+TEST_F(CudaDestinationTest, NamesAWeightThatIsNotFinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(case_.chunk.data() + (17 * TransformCase::kColumns + 5) * 4, &nan, sizeof(nan));
+  const auto gpu = FillGpu([&](Destination& destination) {
+    absl::Status status = destination.Store(case_.chunk, std::span(case_.transfers).subspan(case_.quantized, 1));
+    status.Update(destination.Release(case_.chunk));
+    return status;
+  });
+  EXPECT_THAT(gpu, StatusIs(Reason::kWeightNotFinite, HasSubstr("row 17, column 5")));
+}
+
+TEST_F(CudaDestinationTest, AnErrorOfEveryCallIsReportedByItsNameAndNothingIsLeft) {
+  for (const char* call :
+       {"cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync",
+        "cuMemcpy2DAsync", "cuMemHostAlloc", "cuLaunchKernel", "cuCtxSynchronize", "cuMemSetAccess"}) {
+    const int after = std::string(call) == "cuMemSetAccess" ? 1 : 0;  // the first opens the mapping for writing
+    cuda_.Fail(call, kCudaIllegalAddress, after);
+    const auto gpu = FillGpu([&](Destination& destination) {
+      absl::Status status = destination.Store(case_.chunk, case_.transfers);
+      status.Update(destination.Release(case_.chunk));
+      return status;
+    });
+    EXPECT_THAT(gpu, StatusIs(Reason::kCudaError, HasSubstr(call)));
+    cuda_.StopFailing(call);
+    EXPECT_EQ(cuda_.live_objects(), 0) << "after " << call << ": " << cuda_.DescribeLive();
+  }
+}
+
+TEST_F(CudaDestinationTest, ReadBuffersArePinnedAndGivenBack) {
+  const CudaContext context = *CudaContext::Retain(cuda_, 0);
+  CudaBuffers buffers(context);
+  const auto buffer = buffers.Allocate(8192);
+  ASSERT_THAT(buffer, IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
+  cuda_.Fail("cuMemHostAlloc", kCudaOutOfMemory);
+  EXPECT_THAT(buffers.Allocate(8192), StatusIs(Reason::kMemoryExhausted, HasSubstr("8192 bytes")));
+}
+
+}  // namespace
+}  // namespace weightbroker
