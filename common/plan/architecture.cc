@@ -88,6 +88,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectureFolder(FileSy
   std::map<std::string, std::string> texts;
   for (const std::string& name : *names) {
     if (!absl::EndsWith(name, ".json")) continue;
+    if (ToUtf8(name) != name) return unreadable(absl::InvalidArgumentError(Quote(name) + ": its name is not UTF-8"));
     auto text = file_system.ReadSmallFile(absl::StrCat(folder, "/", name), kMaxFileBytes);
     if (!text.ok()) return unreadable(text.status());
     texts[name] = *std::move(text);
