@@ -27,6 +27,9 @@ class HostCopy {
   std::vector<View> views_;
 };
 
+// Copies `size` bytes of the host to an address of GPU `device` (as this process counts). Empty if it went well.
+std::string CopyToGpu(int device, void* to, const void* from, size_t size);
+
 // A slab of another process, opened by its CUDA IPC handle; closed when the object goes.
 class IpcSlab {
  public:

@@ -51,6 +51,13 @@ HostCopy::HostCopy(int device, const std::vector<View>& views, std::string* erro
   }
 }
 
+std::string CopyToGpu(int device, void* to, const void* from, size_t size) {
+  std::string error;
+  Succeeded(cudaSetDevice(device), "cudaSetDevice", &error);
+  Succeeded(cudaMemcpy(to, from, size, cudaMemcpyHostToDevice), "cudaMemcpy", &error);
+  return error;
+}
+
 IpcSlab::IpcSlab(const std::string& gpu_uuid, std::string_view handle, std::string* error)
     : device_(FindDevice(gpu_uuid)) {
   cudaIpcMemHandle_t opened;

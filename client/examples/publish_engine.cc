@@ -1,7 +1,7 @@
 // An inference engine that makes its own weights of a checkpoint's: it fuses query, key and value projections, and
 // computes a table. The first start does it and publishes the result; every later one maps it.
 //
-//   publish_engine --model /models/llama --torch_version any
+//   publish_engine --model /models/llama --torch_version any [--cuda_device 0]
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "client/examples/example_support.h"
+#include "client/examples/gpu_memory.h"
 #include "weightbroker/client.h"
 
 namespace {
@@ -23,6 +24,9 @@ using weightbroker::TensorToPublish;
 struct EngineFlags : example::Flags {
   std::string model_folder;
   std::string version = "1";
+  bool verify = false;
+  int cuda_device = -1;
+  std::vector<weightbroker::HandleKind> handle_kinds;
 };
 
 int PrintFailure(const Status& status, const EngineFlags& flags) {
@@ -80,10 +84,22 @@ class PostProcessor {
     if (!room.ok()) return room.status();
     std::byte* to = *room;
     for (const Tensor* part : parts) {
-      memcpy(to, part->data, static_cast<size_t>(part->size_bytes));
+      if (Status status = Write(to, *part); !status.ok()) return status;
       to += part->size_bytes;
     }
     return Status();
+  }
+
+  // To where the publisher's memory is. An engine that computes on the GPU has its kernels write there.
+  Status Write(std::byte* to, const Tensor& from) {
+    const auto size = static_cast<size_t>(from.size_bytes);
+    const weightbroker::Device device = publisher_.device();
+    if (device.kind == weightbroker::DeviceKind::kHost) {
+      memcpy(to, from.data, size);
+      return Status();
+    }
+    const std::string error = example::CopyToGpu(device.ordinal, to, from.data, size);
+    return error.empty() ? Status() : Status(weightbroker::StatusCode::kInternal, "CUDA_ERROR", error);
   }
 
   // A buffer that no checkpoint has.
@@ -145,6 +161,12 @@ Status LoadAndPublish(const EngineFlags& flags, Publisher& publisher) {
   return PostProcessor(*checkpoint, publisher).Run();
 }
 
+int ReadWeights(const EngineFlags& flags, const std::vector<example::View>& views, example::Report* report) {
+  example::ReadAll(views, report);
+  example::Print(*report, flags.json);
+  return flags.hold_seconds > 0 ? example::Hold(flags, views, *report) : 0;
+}
+
 int Run(const EngineFlags& flags) {
   weightbroker::ClientOptions options;
   options.mode = weightbroker::Mode::kClient;
@@ -158,13 +180,22 @@ int Run(const EngineFlags& flags) {
   spec.layout = "engine";
   spec.engine = "publish_engine";
   spec.engine_version = flags.version;
+  weightbroker::PublishOptions publish;
+  publish.attach.cuda_device = flags.cuda_device;
+  publish.attach.handle_kinds = flags.handle_kinds;
   bool published = false;
   const double start = example::Now();
-  const auto weights = client->AttachOrPublish(spec, [&](Publisher& publisher) {
-    published = true;
-    return LoadAndPublish(flags, publisher);
-  });
+  const auto weights = client->AttachOrPublish(
+      spec,
+      [&](Publisher& publisher) {
+        published = true;
+        return LoadAndPublish(flags, publisher);
+      },
+      publish);
   if (!weights.ok()) return PrintFailure(weights.status(), flags);
+  if (flags.verify) {
+    if (const Status status = weights->Verify(); !status.ok()) return PrintFailure(status, flags);
+  }
 
   std::vector<example::View> views;
   for (const Tensor& tensor : *weights) {
@@ -178,9 +209,13 @@ int Run(const EngineFlags& flags) {
   report.fingerprint = weights->fingerprint();
   report.generation = weights->generation();
   report.attach_seconds = example::Now() - start;
-  example::ReadAll(views, &report);
-  example::Print(report, flags.json);
-  return flags.hold_seconds > 0 ? example::Hold(flags, views, report) : 0;
+  if (weights->device().kind == weightbroker::DeviceKind::kHost) return ReadWeights(flags, views, &report);
+  report.device = weights->device().uuid;
+  std::string error;
+  const example::HostCopy copy(weights->device().ordinal, views, &error);
+  if (error.empty()) return ReadWeights(flags, copy.views(), &report);
+  fprintf(stderr, "%s\n", error.c_str());
+  return 1;
 }
 
 }  // namespace
@@ -192,6 +227,14 @@ int main(int argc, char** argv) {
   app.add_option("--model_folder", flags.model_folder,
                  "Where the model lies for this process; default: --model, as an absolute folder");
   app.add_option("--engine_version", flags.version, "Under which version it publishes");
+  app.add_option("--cuda_device", flags.cuda_device, "Publishes to this GPU, as this process counts");
+  const std::map<std::string, weightbroker::HandleKind> kinds = {{"HOST_MEMFD", weightbroker::HandleKind::kHostMemfd},
+                                                                 {"CUDA_VMM_FD", weightbroker::HandleKind::kCudaVmmFd},
+                                                                 {"CUDA_IPC", weightbroker::HandleKind::kCudaIpc}};
+  app.add_option("--handle_kind", flags.handle_kinds, "Handle kinds that it can map, best first")
+      ->transform(CLI::CheckedTransformer(kinds))
+      ->delimiter(',');
+  app.add_flag("--verify", flags.verify, "Compares every digest");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

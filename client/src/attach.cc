@@ -128,14 +128,6 @@ absl::StatusOr<std::unique_ptr<WeightsState>> Export(const std::shared_ptr<const
   }
 }
 
-std::vector<v1::HandleKind> KindsFor(const AttachOptions& options, const EngineDevice& engine) {
-  std::vector<v1::HandleKind> kinds;
-  for (const HandleKind kind : options.handle_kinds) kinds.push_back(static_cast<v1::HandleKind>(kind));
-  if (!kinds.empty()) return kinds;
-  if (engine.is_host()) return {v1::HANDLE_KIND_HOST_MEMFD};
-  return {v1::HANDLE_KIND_CUDA_VMM_FD, v1::HANDLE_KIND_CUDA_IPC};
-}
-
 // One engine's way to its weights: what it asks the service for. Used once.
 class ServiceAttach {
  public:
@@ -195,18 +187,9 @@ class ServiceAttach {
     v1::RegisterRequest request;
     *request.mutable_spec() = spec_;
     *request.mutable_environment() = environment_;
-    request.mutable_handle_kinds()->Add(kinds_.begin(), kinds_.end());
-    if (services_.per_gpu()) request.add_ranks(options_.rank);
-    for (const std::string& device : DevicesToRegister()) request.add_devices(device);
+    PlaceAsWanted(options_, engine_, services_.per_gpu(), &request);
     request.set_wait(true);
     return RegisterAndWait(*connection_, request, DeadlineIn(options_.load_deadline), options_.on_progress);
-  }
-
-  std::vector<std::string> DevicesToRegister() const {
-    if (!options_.devices.empty() && !services_.per_gpu()) return options_.devices;
-    const bool is_single = spec_.tensor_parallel_size() <= 1 || services_.per_gpu();
-    if (engine_.is_host() || !is_single) return {};
-    return {engine_.uuid};
   }
 
   const Services& services_;
@@ -224,6 +207,27 @@ LoadProgress ToPublic(const v1::RegisterProgress& progress) {
 }
 
 }  // namespace
+
+std::vector<v1::HandleKind> KindsFor(const AttachOptions& options, const EngineDevice& engine) {
+  std::vector<v1::HandleKind> kinds;
+  for (const HandleKind kind : options.handle_kinds) kinds.push_back(static_cast<v1::HandleKind>(kind));
+  if (!kinds.empty()) return kinds;
+  if (engine.is_host()) return {v1::HANDLE_KIND_HOST_MEMFD};
+  return {v1::HANDLE_KIND_CUDA_VMM_FD, v1::HANDLE_KIND_CUDA_IPC};
+}
+
+void PlaceAsWanted(const AttachOptions& options, const EngineDevice& engine, bool one_service_per_gpu,
+                   v1::RegisterRequest* request) {
+  const std::vector<v1::HandleKind> kinds = KindsFor(options, engine);
+  request->mutable_handle_kinds()->Add(kinds.begin(), kinds.end());
+  if (one_service_per_gpu) request->add_ranks(options.rank);
+  const bool is_single = request->spec().tensor_parallel_size() <= 1 || one_service_per_gpu;
+  if (!options.devices.empty() && !one_service_per_gpu) {
+    request->mutable_devices()->Add(options.devices.begin(), options.devices.end());
+  } else if (!engine.is_host() && is_single) {
+    request->add_devices(engine.uuid);
+  }
+}
 
 bool IsMissing(const absl::Status& status) {
   return HasReason(status, Reason::kNotResident) || HasReason(status, Reason::kFingerprintMismatch) ||

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/src/connection.h"
@@ -11,6 +12,7 @@
 #include "client/src/weights_state.h"
 #include "weightbroker/client.h"
 #include "weightbroker/v1/types.pb.h"
+#include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker::client {
 
@@ -18,6 +20,14 @@ namespace weightbroker::client {
 absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& services, const v1::WeightSpec& spec,
                                                               const v1::Environment& environment,
                                                               const EngineDevice& engine, const AttachOptions& options);
+
+// What the engine can map, best first.
+std::vector<v1::HandleKind> KindsFor(const AttachOptions& options, const EngineDevice& engine);
+
+// Puts into a request for `spec` what it is to be made as, and where: the kinds, and ranks and devices as far as the
+// engine knows them.
+void PlaceAsWanted(const AttachOptions& options, const EngineDevice& engine, bool one_service_per_gpu,
+                   v1::RegisterRequest* request);
 
 // Whether that failed only because the weights are not there, or not yet.
 bool IsMissing(const absl::Status& status);

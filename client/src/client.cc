@@ -52,29 +52,13 @@ class ClientState {
     }
     const auto engine = FindEngineDevice(options.attach.cuda_device);
     if (!engine.ok()) return client::ToPublic(engine.status());
-    const auto connection = services_->For(engine->name());
-    if (!connection.ok()) return client::ToPublic(connection.status());
-    // A broker that ends takes a publication with it: once more is worth the engine's trouble, for ever is not.
-    constexpr int kMaxLoads = 3;
-    const v1::WeightSpec proto = ToProto(spec);
-    const Deadline deadline = DeadlineIn(options.attach.load_deadline);
-    AttachOptions attach = options.attach;
-    attach.register_if_missing = false;
-    int loads = 0;
-    while (true) {
-      auto attached = AttachToService(*services_, proto, environment_, *engine, attach);
-      if (attached.ok()) {
-        (*attached)->source.kind = SourceKind::kAttached;
-        return MappedWeights(*std::move(attached));
-      }
-      if (!IsMissing(attached.status())) return client::ToPublic(attached.status());
-      const PublishOutcome outcome = OfferToPublish(**connection, proto, environment_, load, options, deadline);
-      if (!outcome.load_failure.ok()) return outcome.load_failure;
-      loads += outcome.loaded ? 1 : 0;
-      const bool worth_it = HasReason(outcome.status, Reason::kPublisherGone) ||
-                            (HasReason(outcome.status, Reason::kServiceUnavailable) && loads < kMaxLoads);
-      if (!outcome.status.ok() && !worth_it) return client::ToPublic(outcome.status);
-    }
+    Status load_failure;
+    auto state =
+        client::AttachOrPublish(*services_, ToProto(spec), environment_, *engine, load, options, &load_failure);
+    if (!load_failure.ok()) return load_failure;
+    if (!state.ok()) return client::ToPublic(state.status());
+    (*state)->source.kind = SourceKind::kAttached;
+    return MappedWeights(*std::move(state));
   }
 
  private:

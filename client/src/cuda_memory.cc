@@ -13,6 +13,8 @@ namespace {
 
 std::atomic<bool> g_exiting{false};
 
+}  // namespace
+
 // Exit handlers run last in, first out. The driver has registered its own when it was initialized, before anything
 // could be mapped: this one says in time that it will soon be gone.
 void WatchForExit() {
@@ -20,7 +22,7 @@ void WatchForExit() {
   std::call_once(once, [] { std::atexit([] { g_exiting = true; }); });
 }
 
-}  // namespace
+bool IsExiting() { return g_exiting; }
 
 CudaMemory::CudaMemory(const CudaContext& context, const std::string& uuid)
     : device_{DeviceKind::kCuda, context.device(), uuid}, mappings_(std::make_unique<Mappings>(context)) {

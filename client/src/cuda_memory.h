@@ -34,6 +34,11 @@ struct IpcSlab {
   int64_t size_bytes = 0;
 };
 
+// To be called before something is mapped that must not be given back once the process exits; IsExiting then says in
+// time that it does.
+void WatchForExit();
+bool IsExiting();
+
 class CudaMemory : public ShardMemory {
  public:
   // Imports and maps slabs of kind CUDA_VMM_FD, read-only. DEVICE_MISMATCH if one lies on another GPU than the

@@ -25,6 +25,14 @@ Status Publisher::AddAlias(const TensorToPublish& tensor, int64_t offset_bytes) 
   return client::ToPublic(state_->AddAlias(tensor, offset_bytes));
 }
 
+void Publisher::UseStream(void* stream) { state_->UseStream(stream); }
+
+Status Publisher::Synchronize() { return client::ToPublic(state_->Synchronize()); }
+
+Device Publisher::device() const { return state_->device(); }
+
+void Publisher::CountCopy(int64_t size_bytes) { state_->CountCopy(size_bytes); }
+
 int64_t Publisher::copied_bytes() const { return state_->copied_bytes(); }
 
 }  // namespace weightbroker

@@ -1,11 +1,6 @@
 #include "client/src/publisher_state.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +9,6 @@
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
-#include "common/memory/writable_slab.h"
 #include "common/plan/plan.h"
 #include "common/publish/published_tensors.h"
 
@@ -35,6 +29,12 @@ absl::Status Invalid(const std::string& name, const std::string& what) {
 absl::Status NotTrusted(const std::string& what) {
   return MakeError(Reason::kProtocolError, absl::StrCat("the service answered a publisher with ", what),
                    {{"fault", what}});
+}
+
+// With its set, or with another rank's publisher, or by its time.
+bool IsEndOfPublication(const absl::Status& status) {
+  return HasReason(status, Reason::kPublisherGone) || HasReason(status, Reason::kPublicationUnknown) ||
+         HasReason(status, Reason::kCancelled);
 }
 
 LoadProgress ToPublic(const v1::RegisterProgress& progress) {
@@ -77,53 +77,45 @@ absl::StatusOr<PublishStream::Answer> PublishStream::Next(const std::function<vo
 
 // ---- Slabs.
 
-absl::StatusOr<WritableMapping> WritableMapping::Map(int fd, const v1::Slab& slab) {
-  RETURN_IF_ERROR(CheckWritableMemfd(fd, slab.size_bytes()));
-  const auto size = static_cast<size_t>(slab.size_bytes());
-  void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return SystemError("mmap of a slab", errno);
-  // A child that is forked meanwhile must not keep the memory writable.
-  if (madvise(data, size, MADV_DONTFORK) != 0) {
-    const int error_number = errno;
-    munmap(data, size);
-    return SystemError("madvise(MADV_DONTFORK)", error_number);
-  }
-  // A wish: what is written through this mapping is what the pages are allocated for.
-  if (slab.page_kind() == v1::PAGE_KIND_TRANSPARENT_HUGE) madvise(data, size, MADV_HUGEPAGE);
-  return WritableMapping(static_cast<std::byte*>(data), slab.size_bytes());
-}
-
-WritableMapping::WritableMapping(WritableMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
-
-WritableMapping::~WritableMapping() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_bytes_));
-}
-
 absl::StatusOr<std::unique_ptr<PublisherState>> PublisherState::Create(const Connection& connection,
+                                                                       const EngineDevice& engine,
                                                                        const v1::PublishGrant& grant,
                                                                        Deadline deadline) {
-  std::unique_ptr<PublisherState> state(new PublisherState(connection, grant.publication_token()));
+  ASSIGN_OR_RETURN(std::unique_ptr<WritableMemory> memory, WritableMemory::Open(engine));
+  std::unique_ptr<PublisherState> state(
+      new PublisherState(connection, engine, grant.publication_token(), std::move(memory)));
   RETURN_IF_ERROR(state->MapSlabs(grant.slabs(), deadline));
   return state;
 }
 
 absl::Status PublisherState::MapSlabs(const v1::WritableSlabs& slabs, Deadline deadline) {
-  if (slabs.first_slab() != static_cast<int32_t>(slabs_.size())) {
-    return NotTrusted(absl::StrCat("slab ", slabs.first_slab(), " where there are ", slabs_.size()));
+  const size_t before = memory_->slabs().size();
+  if (slabs.first_slab() != static_cast<int32_t>(before)) {
+    return NotTrusted(absl::StrCat("slab ", slabs.first_slab(), " where there are ", before));
   }
   if (slabs.slabs().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds, RedeemTicket(connection_.socket_path(), slabs.ticket(),
-                                                                 static_cast<size_t>(slabs.slabs_size()), deadline));
-  if (static_cast<int>(fds.size()) != slabs.slabs_size()) {
-    return NotTrusted(absl::StrCat(fds.size(), " descriptors for ", slabs.slabs_size(), " slabs"));
+  for (const v1::Slab& slab : slabs.slabs()) {
+    RETURN_IF_ERROR(CheckLiesOn(engine_, slab.device_uuid().empty() ? "host" : slab.device_uuid()));
   }
-  for (int i = 0; i < slabs.slabs_size(); ++i) {
-    ASSIGN_OR_RETURN(WritableMapping mapping, WritableMapping::Map(fds[static_cast<size_t>(i)].get(), slabs.slabs(i)));
-    slabs_.push_back(std::move(mapping));
-    last_slab_used_bytes_ = 0;
+  std::vector<UniqueFd> fds;
+  if (slabs.slabs(0).handle_kind() != v1::HANDLE_KIND_CUDA_IPC) {
+    const auto count = static_cast<size_t>(slabs.slabs_size());
+    ASSIGN_OR_RETURN(fds, RedeemTicket(connection_.socket_path(), slabs.ticket(), count, deadline));
+    if (fds.size() != count) return NotTrusted(absl::StrCat(fds.size(), " descriptors for ", count, " slabs"));
   }
+  const std::vector<v1::Slab> added(slabs.slabs().begin(), slabs.slabs().end());
+  RETURN_IF_ERROR(memory_->Add(added, fds));
+  last_slab_used_bytes_ = 0;
   return absl::OkStatus();
+}
+
+// A set has at most 128 slabs: the more have been added, the larger the next, and an eighth of them may stay empty.
+absl::Status PublisherState::AddSlabFor(int64_t size_bytes) {
+  const int64_t wished_bytes = std::max({size_bytes, kLeastSlabBytes, added_bytes_ / 8});
+  absl::Status added = AddSlab(wished_bytes);
+  if (HasReason(added, Reason::kMemoryExhausted) && wished_bytes > size_bytes) added = AddSlab(size_bytes);
+  if (added.ok()) added_bytes_ += memory_->slabs().back().size_bytes;
+  return added;
 }
 
 absl::Status PublisherState::AddSlab(int64_t size_bytes) {
@@ -132,9 +124,11 @@ absl::Status PublisherState::AddSlab(int64_t size_bytes) {
   request.add_slab_bytes(size_bytes);
   v1::AllocateSlabsResponse response;
   const Deadline deadline = DeadlineIn(kAllocateDeadline);
-  RETURN_IF_ERROR(connection_.CallOnce(deadline, [&](grpc::ClientContext& context) {
+  const absl::Status answer = connection_.CallOnce(deadline, [&](grpc::ClientContext& context) {
     return connection_.service().AllocateSlabs(&context, request, &response);
-  }));
+  });
+  if (IsEndOfPublication(answer)) ended_ = answer;
+  RETURN_IF_ERROR(answer);
   if (response.slabs().slabs_size() != 1 || response.slabs().slabs(0).size_bytes() < size_bytes) {
     return NotTrusted("other slabs than were asked for");
   }
@@ -142,13 +136,14 @@ absl::Status PublisherState::AddSlab(int64_t size_bytes) {
 }
 
 absl::StatusOr<PublisherState::Place> PublisherState::FindRoom(int64_t size_bytes) {
-  if (slabs_.empty() || size_bytes > slabs_.back().size_bytes() - last_slab_used_bytes_) {
-    RETURN_IF_ERROR(AddSlab(std::max(size_bytes, kLeastSlabBytes)));
+  const std::vector<WritableView>& slabs = memory_->slabs();
+  if (slabs.empty() || size_bytes > slabs.back().size_bytes - last_slab_used_bytes_) {
+    RETURN_IF_ERROR(AddSlabFor(std::max<int64_t>(size_bytes, 1)));
   }
-  const Place place{static_cast<int32_t>(slabs_.size()) - 1, last_slab_used_bytes_};
+  const Place place{static_cast<int32_t>(slabs.size()) - 1, last_slab_used_bytes_};
   // The rest of a slab may be shorter than the alignment: nothing fits there then.
   last_slab_used_bytes_ =
-      std::min(RoundUp(place.offset_bytes + size_bytes, kTensorAlignmentBytes), slabs_.back().size_bytes());
+      std::min(RoundUp(place.offset_bytes + size_bytes, kTensorAlignmentBytes), slabs.back().size_bytes);
   return place;
 }
 
@@ -180,7 +175,7 @@ absl::StatusOr<std::byte*> PublisherState::Allocate(const TensorToPublish& tenso
   ASSIGN_OR_RETURN(v1::Tensor row, ToRow(tensor));
   ASSIGN_OR_RETURN(const Place place, FindRoom(row.size_bytes()));
   std::byte* const data =
-      row.size_bytes() == 0 ? nullptr : slabs_[static_cast<size_t>(place.slab)].data() + place.offset_bytes;
+      row.size_bytes() == 0 ? nullptr : memory_->slabs()[static_cast<size_t>(place.slab)].data + place.offset_bytes;
   AddRow(std::move(row), place);
   return data;
 }
@@ -188,9 +183,9 @@ absl::StatusOr<std::byte*> PublisherState::Allocate(const TensorToPublish& tenso
 absl::Status PublisherState::Add(const TensorToPublish& tensor, const void* data) {
   ASSIGN_OR_RETURN(std::byte* const room, Allocate(tensor));
   if (room == nullptr) return absl::OkStatus();
-  const auto size = static_cast<size_t>(rows_.back().size_bytes());
-  memcpy(room, data, size);
-  copied_bytes_ += static_cast<int64_t>(size);
+  const int64_t size_bytes = rows_.back().size_bytes();
+  RETURN_IF_ERROR(memory_->Copy(room, data, size_bytes));
+  CountCopy(size_bytes);
   return absl::OkStatus();
 }
 
@@ -232,12 +227,13 @@ absl::StatusOr<v1::PublishPromise> MakePromise(const std::vector<TensorToPublish
 
 // ---- Commit.
 
-absl::Status PublisherState::Commit(Deadline deadline) {
+absl::StatusOr<double> PublisherState::Commit(Deadline deadline) {
   // A tensor must lie in a slab even if it has no bytes.
-  if (slabs_.empty()) RETURN_IF_ERROR(AddSlab(kTensorAlignmentBytes));
-  slabs_.clear();  // while anybody has one mapped writable it cannot be sealed
-  return connection_.CallOnce(deadline, [&](grpc::ClientContext& context) {
-    v1::CommitResponse response;
+  if (memory_->slabs().empty()) RETURN_IF_ERROR(AddSlab(kTensorAlignmentBytes));
+  RETURN_IF_ERROR(memory_->Synchronize());
+  memory_.reset();  // while anybody has host memory mapped writable it cannot be sealed
+  v1::CommitResponse response;
+  RETURN_IF_ERROR(connection_.CallOnce(deadline, [&](grpc::ClientContext& context) {
     const auto writer = connection_.service().Commit(&context, &response);
     v1::CommitRequest request;
     request.set_publication_token(token_);
@@ -255,7 +251,8 @@ absl::Status PublisherState::Commit(Deadline deadline) {
     writer->Write(request);
     writer->WritesDone();
     return writer->Finish();
-  });
+  }));
+  return response.digest_seconds();
 }
 
 }  // namespace weightbroker::client

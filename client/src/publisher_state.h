@@ -3,9 +3,9 @@
 //   PublishStream stream(connection, request, deadline);
 //   ASSIGN_OR_RETURN(const auto answer, stream.Next(on_progress));                 // PUBLISHER_GONE: offer again
 //   if (answer.weight_set) ...                                                     // it is there: attach
-//   ASSIGN_OR_RETURN(auto state, PublisherState::Create(connection, *answer.grant, deadline));
+//   ASSIGN_OR_RETURN(auto state, PublisherState::Create(connection, engine, *answer.grant, deadline));
 //   RETURN_IF_ERROR(state->Add(tensor, data));
-//   RETURN_IF_ERROR(state->Commit(deadline));
+//   RETURN_IF_ERROR(state->Commit(deadline).status());
 //
 // Not thread-safe.
 #pragma once
@@ -18,11 +18,14 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/connection.h"
+#include "client/src/engine_device.h"
+#include "client/src/writable_memory.h"
 #include "weightbroker/client.h"
 #include "weightbroker/publisher.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
@@ -53,39 +56,30 @@ class PublishStream {
   bool finished_ = false;
 };
 
-// A slab mapped for writing.
-class WritableMapping {
- public:
-  // PROTOCOL_ERROR unless `fd` is a memfd of that length that nobody can shrink; SYSTEM_ERROR.
-  static absl::StatusOr<WritableMapping> Map(int fd, const v1::Slab& slab);
-
-  WritableMapping(WritableMapping&& other) noexcept;
-  WritableMapping& operator=(WritableMapping&&) = delete;
-  ~WritableMapping();
-
-  std::byte* data() const { return data_; }
-  int64_t size_bytes() const { return size_bytes_; }
-
- private:
-  WritableMapping(std::byte* data, int64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
-
-  std::byte* data_ = nullptr;
-  int64_t size_bytes_ = 0;
-};
-
 class PublisherState {
  public:
-  // `connection` outlives the state. Maps the slabs of the grant.
+  // `connection` outlives the state. Maps the slabs of the grant where the engine computes. DEVICE_MISMATCH if they lie
+  // elsewhere; fails as WritableMemory.
   static absl::StatusOr<std::unique_ptr<PublisherState>> Create(const Connection& connection,
+                                                                const EngineDevice& engine,
                                                                 const v1::PublishGrant& grant, Deadline deadline);
+
+  Device device() const { return memory_->device(); }
+  void UseStream(void* stream) { memory_->UseStream(stream); }
+  absl::Status Synchronize() { return memory_->Synchronize(); }
 
   absl::StatusOr<std::byte*> Allocate(const TensorToPublish& tensor);
   absl::Status Add(const TensorToPublish& tensor, const void* data);
   absl::Status AddAlias(const TensorToPublish& tensor, int64_t offset_bytes);
 
-  // Unmaps every slab and commits all tensors.
-  absl::Status Commit(Deadline deadline);
+  // Waits for what has been written, unmaps every slab and commits all tensors. Gives how long the service took to take
+  // the digests, in seconds.
+  absl::StatusOr<double> Commit(Deadline deadline);
 
+  // Not ok once the service has said that the publication has ended: what a loader fails with is not its own then.
+  const absl::Status& ended() const { return ended_; }
+
+  void CountCopy(int64_t size_bytes) { copied_bytes_ += size_bytes; }
   int64_t copied_bytes() const { return copied_bytes_; }
 
  private:
@@ -94,21 +88,27 @@ class PublisherState {
     int64_t offset_bytes = 0;
   };
 
-  PublisherState(const Connection& connection, std::string token) : connection_(connection), token_(std::move(token)) {}
+  PublisherState(const Connection& connection, EngineDevice engine, std::string token,
+                 std::unique_ptr<WritableMemory> memory)
+      : connection_(connection), engine_(std::move(engine)), token_(std::move(token)), memory_(std::move(memory)) {}
 
   absl::Status MapSlabs(const v1::WritableSlabs& slabs, Deadline deadline);
+  absl::Status AddSlabFor(int64_t size_bytes);
   absl::Status AddSlab(int64_t size_bytes);
   absl::StatusOr<Place> FindRoom(int64_t size_bytes);
   absl::Status CheckNew(const std::string& name) const;
   void AddRow(v1::Tensor row, const Place& place);
 
   const Connection& connection_;
+  const EngineDevice engine_;
   const std::string token_;
-  std::vector<WritableMapping> slabs_;
-  int64_t last_slab_used_bytes_ = 0;  // tensors are packed into the last one
+  std::unique_ptr<WritableMemory> memory_;  // null once it has been committed
+  int64_t last_slab_used_bytes_ = 0;        // tensors are packed into the last one
+  int64_t added_bytes_ = 0;                 // of slabs that were asked for one by one
   std::vector<v1::Tensor> rows_;
   std::unordered_map<std::string, size_t> by_name_;  // into rows_
   int64_t copied_bytes_ = 0;
+  absl::Status ended_;
 };
 
 // Everything of a row but where it lies; `size_bytes` is what type, shape and strides make. MANIFEST_INVALID.

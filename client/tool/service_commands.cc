@@ -72,6 +72,16 @@ void PrintShards(const RepeatedPtrField<v1::WeightSet>& sets) {
   if (rows.size() > 1) printf("\n%s", FormatTable(rows).c_str());
 }
 
+// Of shards in GPU memory, which is not sealed.
+void PrintWhoMayWrite(const v1::WeightSet& set) {
+  for (const v1::Shard& shard : set.shards()) {
+    if (!shard.publisher_writable()) continue;
+    printf("%s rank %d may be written to by its publisher, process %lld, until that exits\n",
+           set.fingerprint().substr(0, kShortFingerprint).c_str(), shard.rank(),
+           static_cast<long long>(shard.publisher_process_id()));
+  }
+}
+
 void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   if (sets.empty()) {
     printf("no weight sets\n");
@@ -83,6 +93,7 @@ void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   printf("%s", FormatTable(rows).c_str());
   PrintShards(sets);
   for (const v1::WeightSet& set : sets) {
+    PrintWhoMayWrite(set);
     if (!set.has_failure()) continue;
     printf("%s failed: %s [%s]\n", set.fingerprint().substr(0, kShortFingerprint).c_str(),
            set.failure().message().c_str(), set.failure().reason().c_str());

@@ -50,6 +50,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(ipc_get_mem_handle, "cuIpcGetMemHandle", (CudaIpcHandle*, CudaDevicePtr))                                         \
   X(ipc_open_mem_handle, "cuIpcOpenMemHandle_v2", (CudaDevicePtr*, CudaIpcHandle, unsigned))                          \
   X(ipc_close_mem_handle, "cuIpcCloseMemHandle", (CudaDevicePtr))                                                     \
+  X(pointer_get_attribute, "cuPointerGetAttribute", (void*, int, CudaDevicePtr))                                      \
   X(mem_host_alloc, "cuMemHostAlloc", (void**, size_t, unsigned))                                                     \
   X(mem_free_host, "cuMemFreeHost", (void*))                                                                          \
   X(stream_create, "cuStreamCreate", (CudaStream*, unsigned))                                                         \
@@ -73,21 +74,18 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(get_error_string, "cuGetErrorString", (CudaResult, const char**))
 // clang-format on
 
-constexpr int kMemoryHost = 1;    // CU_MEMORYTYPE_HOST
-constexpr int kMemoryDevice = 2;  // CU_MEMORYTYPE_DEVICE
-
 // CUDA_MEMCPY2D.
 struct CudaMemcpy2D {
   size_t source_x = 0;
   size_t source_y = 0;
-  int source_type = kMemoryHost;
+  int source_type = kCudaMemoryHost;
   const void* source_host = nullptr;
   CudaDevicePtr source_device = 0;
   void* source_array = nullptr;
   size_t source_pitch = 0;
   size_t destination_x = 0;
   size_t destination_y = 0;
-  int destination_type = kMemoryDevice;
+  int destination_type = kCudaMemoryDevice;
   void* destination_host = nullptr;
   CudaDevicePtr destination_device = 0;
   void* destination_array = nullptr;
@@ -190,6 +188,10 @@ class RealCudaDriver : public CudaDriver {
     return calls_.ipc_open_mem_handle(address, handle, flags);
   }
   CudaResult IpcCloseMemHandle(CudaDevicePtr address) override { return calls_.ipc_close_mem_handle(address); }
+
+  CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) override {
+    return calls_.pointer_get_attribute(type, kCudaPointerAttributeMemoryType, address);
+  }
 
   CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) override {
     return calls_.mem_host_alloc(data, size_bytes, flags);

@@ -89,6 +89,12 @@ struct CudaAccessDesc {
   CudaAccess flags = CudaAccess::kRead;
 };
 
+// CUmemorytype, and the CUpointer_attribute that asks for it.
+inline constexpr int kCudaMemoryHost = 1;
+inline constexpr int kCudaMemoryDevice = 2;
+inline constexpr int kCudaPointerAttributeMemoryType = 2;
+
+inline constexpr unsigned kCudaStreamDefault = 0;       // CU_STREAM_DEFAULT: waits for the default stream's work
 inline constexpr unsigned kCudaHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTABLE: pinned for every context
 inline constexpr unsigned kCudaStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kCudaEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
@@ -151,6 +157,10 @@ class CudaDriver {
   virtual CudaResult IpcGetMemHandle(CudaDevicePtr address, CudaIpcHandle* handle) = 0;
   virtual CudaResult IpcOpenMemHandle(const CudaIpcHandle& handle, unsigned flags, CudaDevicePtr* address) = 0;
   virtual CudaResult IpcCloseMemHandle(CudaDevicePtr address) = 0;
+
+  // What the driver says of an address: kCudaMemoryHost, kCudaMemoryDevice. kCudaInvalidValue for memory that it does
+  // not know, such as malloc's. With cuPointerGetAttribute.
+  virtual CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) = 0;
 
   virtual CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) = 0;
   virtual CudaResult MemFreeHost(void* data) = 0;

@@ -1,6 +1,8 @@
 #include "common/device/gpu_digest.h"
 
-#include "absl/strings/str_cat.h"
+#include <algorithm>
+#include <utility>
+
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/device/kernels/digest_tiles.h"
@@ -72,6 +74,22 @@ class Workspace {
   size_t lanes_bytes_ = 0;
 };
 
+constexpr int64_t kPieceBytes = 16 << 20;  // a multiple of 8, so that pieces' sums can be merged
+
+bool IsAligned(const GpuRange& range) { return range.address % sizeof(uint64_t) == 0; }
+
+// Puts the digests of those ranges that the kernel cannot read in the places that it has left.
+absl::Status DigestUnaligned(const CudaContext& context, std::span<const GpuRange> ranges,
+                             std::vector<Digest>& digests) {
+  if (std::all_of(ranges.begin(), ranges.end(), IsAligned)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(CopyingDigester digester, CopyingDigester::Create(context));
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (IsAligned(ranges[i])) continue;
+    ASSIGN_OR_RETURN(digests[i], digester.Compute(ranges[i]));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool HasGpuKernels() { return DigestKernelImage() != nullptr; }
@@ -85,8 +103,9 @@ absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRang
   std::vector<DigestRange> table;
   int64_t tile_count = 0;
   for (const GpuRange& range : ranges) {
-    table.push_back({range.address, range.size_bytes, tile_count});
-    tile_count += wbd1::TilesOf(range.size_bytes);
+    const int64_t size_bytes = IsAligned(range) ? range.size_bytes : 0;
+    table.push_back({range.address, size_bytes, tile_count});
+    tile_count += wbd1::TilesOf(size_bytes);
   }
   std::vector<Lanes> sums(ranges.size(), Lanes{0, 0});
   if (tile_count > 0) {
@@ -99,7 +118,46 @@ absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRang
   }
   std::vector<Digest> digests;
   for (size_t i = 0; i < ranges.size(); ++i) digests.push_back(DigestAccumulator(sums[i]).Finish(ranges[i].size_bytes));
+  RETURN_IF_ERROR(DigestUnaligned(kernel_.context(), ranges, digests));
   return digests;
+}
+
+// ---- CopyingDigester
+
+CopyingDigester::CopyingDigester(CudaContext context) : context_(std::move(context)), buffer_(kPieceBytes) {}
+
+CopyingDigester::CopyingDigester(CopyingDigester&& other) noexcept
+    : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)), buffer_(std::move(other.buffer_)) {}
+
+CopyingDigester::~CopyingDigester() {
+  if (stream_ == nullptr) return;
+  const CudaScope current(context_);
+  (void)context_.driver().StreamDestroy(stream_);
+}
+
+absl::StatusOr<CopyingDigester> CopyingDigester::Create(const CudaContext& context) {
+  CopyingDigester digester(context);
+  const CudaScope current(context);
+  RETURN_IF_ERROR(current.status());
+  const CudaResult result = context.driver().StreamCreate(kCudaStreamNonBlocking, &digester.stream_);
+  if (result != kCudaSuccess) return DigestError(context.driver(), result, "cuStreamCreate");
+  return digester;
+}
+
+absl::StatusOr<Digest> CopyingDigester::Compute(const GpuRange& range) {
+  const CudaScope current(context_);
+  RETURN_IF_ERROR(current.status());
+  CudaDriver& driver = context_.driver();
+  DigestAccumulator sum;
+  for (int64_t offset = 0; offset < range.size_bytes; offset += kPieceBytes) {
+    const auto size = static_cast<size_t>(std::min(kPieceBytes, range.size_bytes - offset));
+    CudaResult result =
+        driver.MemcpyDtoHAsync(buffer_.data(), range.address + static_cast<CudaDevicePtr>(offset), size, stream_);
+    if (result == kCudaSuccess) result = driver.StreamSynchronize(stream_);
+    if (result != kCudaSuccess) return DigestError(driver, result, "cuMemcpyDtoHAsync");
+    sum.Add(offset, std::span(buffer_).first(size));
+  }
+  return sum.Finish(range.size_bytes);
 }
 
 }  // namespace weightbroker

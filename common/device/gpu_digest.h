@@ -6,6 +6,7 @@
 // Thread-safe: each call has its own stream. It holds the context. Move-only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -21,7 +22,7 @@ namespace weightbroker {
 // Whether this build has GPU kernels: without CUDA's compiler it has none, and the service offers host memory only.
 bool HasGpuKernels();
 
-// A run of device memory. `address` must be a multiple of 8.
+// A run of device memory.
 struct GpuRange {
   CudaDevicePtr address = 0;
   int64_t size_bytes = 0;  // may be 0
@@ -33,13 +34,34 @@ class GpuDigester {
   static absl::StatusOr<GpuDigester> Create(const CudaContext& context);
 
   // The digest of each range, in their order. Waits for the GPU. What other streams write meanwhile may be seen or not:
-  // synchronize before. Needs a few bytes of device memory a range.
+  // synchronize before. Needs a few bytes of device memory a range. What does not start at a multiple of 8, as only a
+  // part of a tensor may, is digested on the host.
   absl::StatusOr<std::vector<Digest>> Compute(std::span<const GpuRange> ranges) const;
 
  private:
   explicit GpuDigester(GpuKernel kernel) : kernel_(std::move(kernel)) {}
 
   GpuKernel kernel_;
+};
+
+// The same on the host, to which every byte is copied, at a fraction of the speed: for ranges that start anywhere, and
+// for builds without kernels. Not thread-safe.
+class CopyingDigester {
+ public:
+  static absl::StatusOr<CopyingDigester> Create(const CudaContext& context);
+
+  CopyingDigester(CopyingDigester&& other) noexcept;
+  CopyingDigester& operator=(CopyingDigester&&) = delete;
+  ~CopyingDigester();
+
+  absl::StatusOr<Digest> Compute(const GpuRange& range);
+
+ private:
+  explicit CopyingDigester(CudaContext context);
+
+  const CudaContext context_;
+  CudaStream stream_ = nullptr;  // null once moved from
+  std::vector<std::byte> buffer_;
 };
 
 }  // namespace weightbroker

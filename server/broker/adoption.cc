@@ -137,6 +137,10 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, Gp
     kept.shard->exporter = std::make_shared<const Exporter>(std::move(fds->back()));
     fds->pop_back();
   }
+  if (record.has_publisher()) {
+    kept.shard->publisher = std::make_shared<const PublisherProcess>(PublisherProcess::Remember(
+        static_cast<pid_t>(record.publisher().process_id()), record.publisher().start_ticks()));
+  }
   ManifestFile manifest{std::move(fds->back()), record.manifest_bytes(), record.manifest_sha256()};
   fds->pop_back();
   ASSIGN_OR_RETURN(kept.shard->manifest, Manifest::FromVault(std::move(manifest)));

@@ -72,6 +72,7 @@ struct Broker::Parts {
             {.registry = registry,
              .spawner = options.spawner,
              .timeout = options.publish_timeout,
+             .check_gpu_fd = options.check_gpu_fd,
              .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
              .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
@@ -134,6 +135,7 @@ struct Broker::Parts {
     values.resident_shards = totals.resident_shards;
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
+    values.publisher_writable_shards = totals.publisher_writable_shards;
     values.reserved_bytes = totals.reserved_bytes;
     for (const ServedDevice& device : options.devices->Served()) values.reserved_bytes_by_device[device.name] = 0;
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
@@ -150,7 +152,9 @@ struct Broker::Parts {
   void WatchExporter(const WeightSetRef& set);
   void OnPublished(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountPublication(result.ok());
-    if (result.ok()) metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
+    if (!result.ok()) return;
+    metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
+    WatchExporter(set);
   }
 
   void AdoptWhatWasKept();

@@ -50,13 +50,17 @@ void CommitCall::Commit() {
   const auto publication = context_.publications->Find(token_, record_.peer().uid);
   if (!publication.ok()) return End(publication.status());
   (*publication)
-      ->Commit(manifest_, [self = shared_from_this(), set = (*publication)->facts().set](const absl::Status& result) {
-        if (result.ok()) {
-          MutexLock lock(self->mutex_);
-          if (!self->ended_) *self->response_->mutable_weight_set() = self->context_.registry->Describe(set);
-        }
+      ->Commit(manifest_, [self = shared_from_this(), publication = *publication](const absl::Status& result) {
+        if (result.ok()) self->Describe(*publication);
         self->End(result);
       });
+}
+
+void CommitCall::Describe(const Publication& publication) {
+  MutexLock lock(mutex_);
+  if (ended_) return;
+  *response_->mutable_weight_set() = context_.registry->Describe(publication.facts().set);
+  response_->set_digest_seconds(publication.digest_seconds());
 }
 
 void CommitCall::End(const absl::Status& status) {

@@ -14,6 +14,8 @@
 
 namespace weightbroker {
 
+class Publication;
+
 class CommitCall : public grpc::ServerReadReactor<v1::CommitRequest>, public std::enable_shared_from_this<CommitCall> {
  public:
   // `context` must outlive the call; `response` lives until Finish.
@@ -30,6 +32,7 @@ class CommitCall : public grpc::ServerReadReactor<v1::CommitRequest>, public std
 
   absl::Status Add();
   void Commit();
+  void Describe(const Publication& publication);
   void End(const absl::Status& status);
 
   const ServiceContext& context_;

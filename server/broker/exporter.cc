@@ -1,10 +1,23 @@
 #include "server/broker/exporter.h"
 
+#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
+
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "server/broker/loader_spawner.h"
 
 namespace weightbroker {
+
+absl::StatusOr<std::shared_ptr<const Exporter>> Exporter::Keep(int control_fd, std::shared_ptr<LoaderProcess> process) {
+  RETURN_IF_ERROR(process->Detach());
+  UniqueFd socket(fcntl(control_fd, F_DUPFD_CLOEXEC, 0));
+  if (!socket.valid()) return SystemError("duplicating an exporter's control socket", errno);
+  return std::make_shared<const Exporter>(std::move(socket), std::move(process));
+}
 
 bool Exporter::alive() const {
   pollfd entry{.fd = control_socket_.get(), .events = POLLRDHUP, .revents = 0};

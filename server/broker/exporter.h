@@ -2,8 +2,7 @@
 // that have opened it keep it. It was the set's loader, and lives for as long as anybody holds its control socket: this
 // object does, and so does the keeper, with whom the next broker finds it.
 //
-//   RETURN_IF_ERROR(loader.process->Detach());
-//   auto exporter = std::make_shared<const Exporter>(std::move(control_socket), std::move(loader.process));
+//   ASSIGN_OR_RETURN(const auto exporter, Exporter::Keep(control_socket.get(), process));
 //   if (!exporter->alive()) return ExporterDeadError(...);
 //
 // Thread-safe. It knows no CUDA.
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/unique_fd.h"
 
@@ -26,6 +26,10 @@ class LoaderProcess;
 
 class Exporter {
  public:
+  // Makes a loader that has handed over its memory its exporter: it outlives its other ends from then on. The socket
+  // stays the caller's, too. Fails as LoaderProcess::Detach; SYSTEM_ERROR.
+  static absl::StatusOr<std::shared_ptr<const Exporter>> Keep(int control_fd, std::shared_ptr<LoaderProcess> process);
+
   // `process` is null for one that another broker had started.
   explicit Exporter(UniqueFd control_socket, std::shared_ptr<LoaderProcess> process = nullptr)
       : process_(std::move(process)), control_socket_(std::move(control_socket)) {}

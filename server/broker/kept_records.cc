@@ -110,6 +110,10 @@ internal::v1::ShardRecord MakeShardRecord(const ShardToKeep& kept) {
   SetTimestamp(residency.resident_time, record.mutable_resident_time());
   record.set_load_seconds(residency.load_seconds);
   record.set_read_bytes(residency.read_bytes);
+  if (shard.publisher != nullptr) {
+    record.mutable_publisher()->set_process_id(shard.publisher->pid());
+    record.mutable_publisher()->set_start_ticks(shard.publisher->start_ticks());
+  }
   return record;
 }
 

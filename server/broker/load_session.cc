@@ -1,9 +1,6 @@
 #include "server/broker/load_session.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -190,10 +187,7 @@ absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& seale
 // The loader stays, as the exporter of all its shards.
 absl::StatusOr<std::shared_ptr<const Exporter>> LoadSession::KeepExporter() {
   if (!shards_.empty()) return shards_.front()->exporter;
-  RETURN_IF_ERROR(process_->Detach());
-  UniqueFd socket(fcntl(control_socket_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!socket.valid()) return SystemError("duplicating an exporter's control socket", errno);
-  return std::make_shared<const Exporter>(std::move(socket), process_);
+  return Exporter::Keep(control_socket_.get(), process_);
 }
 
 absl::Status LoadSession::DescribeDeath() {

@@ -87,6 +87,7 @@ class GaugeCollector : public prometheus::Collectable {
         {MetricId::kResidentShards, static_cast<double>(values.resident_shards)},
         {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
         {MetricId::kResidentTensors, static_cast<double>(values.resident_tensors)},
+        {MetricId::kPublisherWritableShards, static_cast<double>(values.publisher_writable_shards)},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
         {MetricId::kLeases, values.leases},
         {MetricId::kOpenConnections, values.open_connections},

@@ -50,6 +50,8 @@ struct MetricInfo {
     "Shards of resident weight sets: one for each rank that is held here.")                                         \
   X(kResidentBytes, "weightbroker_resident_bytes", kGauge, "", "Memory that resident weight sets take.")            \
   X(kResidentTensors, "weightbroker_resident_tensors", kGauge, "", "Tensors in resident weight sets, aliases too.") \
+  X(kPublisherWritableShards, "weightbroker_publisher_writable_shards", kGauge, "",                                 \
+    "Resident shards in GPU memory that the process which published them could still write to.")                    \
   X(kReservedBytes, "weightbroker_reserved_bytes", kGauge, "",                                                      \
     "Memory that is granted to resident weight sets and to loads under way.")                                       \
   X(kDeviceReservedBytes, "weightbroker_device_reserved_bytes", kGauge, "device",                                   \
@@ -117,6 +119,7 @@ struct GaugeValues {
   int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
+  int64_t publisher_writable_shards = 0;
   int64_t reserved_bytes = 0;
   std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;

@@ -8,7 +8,6 @@
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
 #include "common/memory/host_slab.h"
-#include "common/memory/writable_slab.h"
 #include "server/broker/sealed_shard.h"
 
 namespace weightbroker {
@@ -38,11 +37,12 @@ absl::StatusOr<int64_t> Sum(const std::vector<int64_t>& slab_bytes) {
 Publication::ShardOr Publication::Run(LoaderSpawner& spawner, const internal::v1::LoadRequest& request,
                                       std::chrono::milliseconds heartbeat) {
   ShardOr shard = StartAndFollow(spawner, request, heartbeat);
-  std::optional<SpawnedLoader> loader;
+  UniqueFd control_socket;  // closed once the loader has been waited for: that ends one which nobody keeps
   std::optional<Pending> pending;
   {
     MutexLock lock(mutex_);
-    loader = std::exchange(loader_, std::nullopt);
+    control_socket = std::move(control_socket_);
+    loader_.reset();
     if (!shard.ok()) {
       if (ended_.ok()) ended_ = shard.status();
       shard = ended_;
@@ -50,9 +50,10 @@ Publication::ShardOr Publication::Run(LoaderSpawner& spawner, const internal::v1
     }
   }
   if (pending.has_value()) Reject(*std::move(pending), shard.status());
-  if (!loader.has_value()) return shard;
-  if (!shard.ok()) loader->process->Kill();
-  loader->process->WaitForEnd(kExitGrace);
+  if (process_ == nullptr) return shard;
+  if (!shard.ok()) process_->Kill();
+  if (!shard.ok() || (*shard)->exporter == nullptr) process_->WaitForEnd(kExitGrace);
+  process_.reset();
   return shard;
 }
 
@@ -60,10 +61,11 @@ Publication::ShardOr Publication::StartAndFollow(LoaderSpawner& spawner, const i
                                                  std::chrono::milliseconds heartbeat) {
   ASSIGN_OR_RETURN(SpawnedLoader loader, spawner.Spawn(request));
   control_fd_ = loader.control_socket.get();
-  process_ = loader.process.get();
+  process_ = std::move(loader.process);
   {
     MutexLock lock(mutex_);
-    loader_ = std::move(loader);
+    control_socket_ = std::move(loader.control_socket);
+    loader_ = process_;
     RETURN_IF_ERROR(ended_);
     if (pending_.has_value()) RETURN_IF_ERROR(SendPending());
   }
@@ -121,19 +123,18 @@ absl::Status Publication::OnAllocated(const internal::v1::SlabsAllocated& alloca
   {
     MutexLock lock(mutex_);
     if (!pending_.has_value() || !pending_->allocate_done ||
-        pending_->command.allocate().slab_bytes_size() != allocated.slabs_size() ||
-        static_cast<int>(fds.size()) != allocated.slabs_size()) {
-      return DistrustLoader(absl::StrCat("made ", allocated.slabs_size(), " slabs with ", fds.size(),
-                                         " descriptors, which nobody had asked for"));
+        pending_->command.allocate().slab_bytes_size() != allocated.slabs_size()) {
+      return DistrustLoader(absl::StrCat("made ", allocated.slabs_size(), " slabs, which nobody had asked for"));
     }
-    for (int i = 0; i < allocated.slabs_size(); ++i) {
-      RETURN_IF_ERROR(CheckWritableMemfd(fds[static_cast<size_t>(i)].get(), allocated.slabs(i).size_bytes()));
-    }
+    memory.slabs = {allocated.slabs().begin(), allocated.slabs().end()};
+    RETURN_IF_ERROR(CheckWritableSlabs(memory.slabs, fds, facts_.set->placement().handle_kind, facts_.place.device,
+                                       facts_.check_gpu_fd));
     pending = *TakePending();
     memory.first_slab = slab_count_;
     slab_count_ += allocated.slabs_size();
   }
-  memory.slabs = {allocated.slabs().begin(), allocated.slabs().end()};
+  // Of a GPU nobody can see what has been written to; its memory has been taken as a whole.
+  if (facts_.place.device != kHostDevice) registry_->ReportFilled(facts_.set, pending.granted_bytes);
   memory.fds = std::make_shared<const std::vector<UniqueFd>>(std::move(fds));
   pending.allocate_done(std::move(memory));
   return absl::OkStatus();
@@ -157,12 +158,21 @@ void Publication::OnProgress(const internal::v1::LoadProgress& progress) {
 }
 
 Publication::ShardOr Publication::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {
-  ShardOr shard = ShardFromLoader(sealed, std::move(fds), facts_.place, facts_.set->placement().handle_kind);
+  ASSIGN_OR_RETURN(std::shared_ptr<const Exporter> exporter, KeepExporter());
+  ShardOr shard = ShardFromLoader(sealed, std::move(fds), facts_.place, facts_.set->placement().handle_kind,
+                                  {facts_.check_gpu_fd, std::move(exporter), facts_.publisher});
   MutexLock lock(mutex_);
   RETURN_IF_ERROR(ended_);
   if (!pending_.has_value() || !pending_->commit_done) return DistrustLoader("handed over what nobody had committed");
-  if (shard.ok()) committed_ = true;
+  if (!shard.ok()) return shard;
+  committed_ = true;
+  digest_seconds_ = sealed.digest_seconds();
   return shard;
+}
+
+absl::StatusOr<std::shared_ptr<const Exporter>> Publication::KeepExporter() const {
+  if (facts_.set->placement().handle_kind != v1::HANDLE_KIND_CUDA_IPC) return nullptr;
+  return Exporter::Keep(control_fd_, process_);
 }
 
 absl::Status Publication::DescribeDeath() {
@@ -214,14 +224,14 @@ absl::Status Publication::Submit(Pending* pending) {
   pending_ = std::move(*pending);
   *pending = Pending();
   // Before there is a loader it waits. If the loader has gone, Run's thread finds out, and rejects it.
-  if (loader_.has_value()) SendPending().IgnoreError();
+  if (loader_ != nullptr) SendPending().IgnoreError();
   return absl::OkStatus();
 }
 
 absl::Status Publication::SendPending() {
   std::vector<int> fds;
   if (pending_->manifest.valid()) fds.push_back(pending_->manifest.get());
-  const absl::Status sent = SendMessage(loader_->control_socket.get(), pending_->command.SerializeAsString(), fds);
+  const absl::Status sent = SendMessage(control_socket_.get(), pending_->command.SerializeAsString(), fds);
   pending_->manifest.reset();
   return sent;
 }
@@ -259,7 +269,7 @@ void Publication::End(const absl::Status& cause) {
     if (committed_ || !ended_.ok()) return;
     ended_ = cause;
     pending = TakePending();
-    if (loader_.has_value()) loader_->process->Kill();
+    if (loader_ != nullptr) loader_->Kill();
   }
   if (pending.has_value()) Reject(*std::move(pending), cause);
 }

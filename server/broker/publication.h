@@ -33,18 +33,20 @@ namespace weightbroker {
 struct WritableMemory {
   int32_t first_slab = 0;  // how many the publication had before
   std::vector<v1::Slab> slabs;
-  std::shared_ptr<const std::vector<UniqueFd>> fds;  // one a slab, open for writing
+  std::shared_ptr<const std::vector<UniqueFd>> fds;  // one a slab, open for writing; none of CUDA_IPC
 };
 
 // What is known of a publication from its start.
 struct PublicationFacts {
   WeightSetRef set;
   RankPlacement place;
-  uid_t uid = 0;      // of the publisher
-  std::string token;  // names it in calls; a capability
-  int64_t id = 0;     // for tickets and the log; below 0, where no lease's is
+  uid_t uid = 0;                                                // of the publisher
+  std::shared_ptr<const PublisherProcess> publisher = nullptr;  // of a set on a GPU
+  std::string token;                                            // names it in calls; a capability
+  int64_t id = 0;                                               // for tickets and the log; below 0, where no lease's is
   std::optional<v1::PublishPromise> promise;
   std::chrono::steady_clock::time_point deadline;  // to be committed until then
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
 };
 
 class Publication {
@@ -63,9 +65,15 @@ class Publication {
     return committed_;
   }
 
+  // How long the loader took to take the digests, once committed.
+  double digest_seconds() const {
+    MutexLock lock(mutex_);
+    return digest_seconds_;
+  }
+
   // Starts the loader and follows it until the shard is committed, or the publication ends: with what End was given,
   // PUBLISHER_GONE after the deadline, LOADER_FAILED, or the loader's own error. The memory is the loader's and the
-  // publisher's alone until then. Called once.
+  // publisher's alone until then. Of CUDA_IPC the loader stays as the exporter that the shard has. Called once.
   ShardOr Run(LoaderSpawner& spawner, const internal::v1::LoadRequest& request, std::chrono::milliseconds heartbeat);
 
   // Has memory granted and slabs made; it may be asked for before Run is called. MEMORY_EXHAUSTED, INVALID_ARGUMENT for
@@ -99,6 +107,7 @@ class Publication {
   absl::StatusOr<internal::v1::LoadEvent> NextEvent(std::chrono::milliseconds heartbeat, std::vector<UniqueFd>* fds);
   ShardOr OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
   void OnProgress(const internal::v1::LoadProgress& progress);
+  absl::StatusOr<std::shared_ptr<const Exporter>> KeepExporter() const;
   absl::Status OnAllocated(const internal::v1::SlabsAllocated& allocated, std::vector<UniqueFd> fds);
   absl::Status OnRefused(const absl::Status& why);
   absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -116,15 +125,17 @@ class Publication {
 
   // Of Run's thread alone.
   int control_fd_ = -1;
-  LoaderProcess* process_ = nullptr;
+  std::shared_ptr<LoaderProcess> process_;
   int64_t filled_bytes_ = 0;  // reported so far
 
   mutable Mutex mutex_;
-  std::optional<SpawnedLoader> loader_ ABSL_GUARDED_BY(mutex_);  // while Run runs
+  UniqueFd control_socket_ ABSL_GUARDED_BY(mutex_);                // to the loader, while Run runs
+  std::shared_ptr<LoaderProcess> loader_ ABSL_GUARDED_BY(mutex_);  // likewise
   std::optional<Pending> pending_ ABSL_GUARDED_BY(mutex_);
   int32_t slab_count_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);      // not ok once it has ended without a shard
   bool committed_ ABSL_GUARDED_BY(mutex_) = false;  // the shard has been given
+  double digest_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weightbroker

@@ -100,14 +100,20 @@ absl::StatusOr<std::shared_ptr<Publication>> PublicationManager::Start(const Pub
   ASSIGN_OR_RETURN(const RankPlacement place, FindPlace(published->set->placement(), request.rank));
   const auto running = std::make_shared<Running>();
   running->published = published;
+  std::shared_ptr<const PublisherProcess> publisher;
+  if (published->set->placement().handle_kind != v1::HANDLE_KIND_HOST_MEMFD) {
+    publisher = std::make_shared<const PublisherProcess>(PublisherProcess::Find(request.pid));
+  }
   running->publication = std::make_shared<Publication>(
       options_.registry, PublicationFacts{.set = published->set,
                                           .place = place,
                                           .uid = request.uid,
+                                          .publisher = std::move(publisher),
                                           .token = RandomBytes(kTokenBytes),
                                           .id = --last_id_,
                                           .promise = request.promise,
-                                          .deadline = std::chrono::steady_clock::now() + options_.timeout});
+                                          .deadline = std::chrono::steady_clock::now() + options_.timeout,
+                                          .check_gpu_fd = options_.check_gpu_fd});
   ASSIGN_OR_RETURN(running->thread, StartThread("following a publication", [this, running] { Follow(running); }));
   published->publications[request.rank] = running->publication;
   running_.push_back(running);

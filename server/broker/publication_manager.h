@@ -37,6 +37,7 @@ struct PublicationManagerOptions {
   int max_publications = 64;                                 // ranks under way at once; more are refused
   std::chrono::milliseconds timeout{std::chrono::hours(1)};  // from Begin to Commit
   std::chrono::milliseconds heartbeat{250};
+  GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
   // Called when a set has been published, or given up, with its result, from a publication's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
   // Called when a publication ends, however, with its facts. May be empty.
@@ -48,6 +49,7 @@ struct PublishRequest {
   NewWeightSet set;
   int32_t rank = 0;
   uid_t uid = 0;
+  pid_t pid = 0;  // 0 if it is in a PID namespace that this process does not see
   std::optional<v1::PublishPromise> promise = {};
 };
 

@@ -9,7 +9,7 @@ v1::WritableSlabs DescribeWritable(const ServiceContext& context, const Publicat
   v1::WritableSlabs slabs;
   slabs.set_first_slab(memory.first_slab);
   *slabs.mutable_slabs() = {memory.slabs.begin(), memory.slabs.end()};
-  if (memory.slabs.empty()) return slabs;
+  if (memory.fds->empty()) return slabs;
   const Ticket ticket =
       context.tickets->Issue({.uid = facts.uid, .lease_id = facts.id, .fds = memory.fds}, context.ticket_lifetime);
   slabs.set_ticket(ticket.data(), ticket.size());

@@ -7,7 +7,7 @@
 
 namespace weightbroker {
 
-// Issues a ticket for the descriptors of `memory`, which only the publisher can use, and describes it.
+// Describes `memory`, with a ticket for its descriptors, where it has any, that only the publisher can use.
 v1::WritableSlabs DescribeWritable(const ServiceContext& context, const PublicationFacts& facts,
                                    const WritableMemory& memory);
 

@@ -70,7 +70,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
   } else if (IsEngineLayout(spec)) {
-    found = FindPublished(wanted);
+    found = FindPublished(resolved, wanted.fingerprint.hash);
   } else {
     found = context_.loads->Load(std::move(wanted));
   }
@@ -87,8 +87,6 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
 }
 
 absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {
-  // What an engine publishes it writes into host memory.
-  if (IsEngineLayout(spec)) return PlaceRanks(request_, WorldSize(spec), HostOnly());
   auto placement = PlaceRanks(request_, WorldSize(spec), context_.devices->Served());
   const std::string why = context_.devices->refusal();
   const auto is_on_gpu = [](int kind) {
@@ -114,7 +112,10 @@ absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {
 }
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrPublish(NewWeightSet wanted) {
-  PublishRequest offer{.set = std::move(wanted), .rank = request_.publish().rank(), .uid = record().peer().uid};
+  PublishRequest offer{.set = std::move(wanted),
+                       .rank = request_.publish().rank(),
+                       .uid = record().peer().uid,
+                       .pid = record().peer().pid};
   if (request_.publish().has_promise()) offer.promise = request_.publish().promise();
   ASSIGN_OR_RETURN(const PublicationManager::Begun begun, context_.publications->Begin(std::move(offer)));
   bool left = false;
@@ -123,6 +124,8 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrPublish(NewWeightSet wanted) {
         {{"publication", absl::StrCat(-begun.publication->facts().id)},
          {"fingerprint", begun.set->fingerprint().hash},
          {"rank", absl::StrCat(request_.publish().rank())},
+         {"device", begun.publication->facts().place.device},
+         {"peer_pid", absl::StrCat(record().peer().pid)},
          {"engine", begun.set->spec().engine()},
          {"engine_version", begun.set->spec().engine_version()}});
     MutexLock lock(publish_mutex_);
@@ -133,16 +136,25 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrPublish(NewWeightSet wanted) {
   return begun.set;
 }
 
-absl::StatusOr<WeightSetRef> RegisterCall::FindPublished(const NewWeightSet& wanted) const {
-  WeightSetRef set = context_.registry->Find(wanted.fingerprint.hash);
-  if (set != nullptr && context_.registry->View(set).state != v1::WEIGHT_SET_STATE_FAILED) return set;
+// On whatever device it is: what the request says of that is checked against it later.
+absl::StatusOr<WeightSetRef> RegisterCall::FindPublished(const ResolvedSpec& resolved,
+                                                         const std::string& wanted) const {
+  std::vector<WeightSetRef> sets = FindSets(*context_.registry, resolved).same;
+  const auto has_failed = [this](const WeightSetRef& set) {
+    return context_.registry->View(set).state == v1::WEIGHT_SET_STATE_FAILED;
+  };
+  sets.erase(std::remove_if(sets.begin(), sets.end(), has_failed), sets.end());
+  const auto best = std::find_if(sets.begin(), sets.end(),
+                                 [&](const WeightSetRef& set) { return set->fingerprint().hash == wanted; });
+  if (best != sets.end()) return *best;
+  if (!sets.empty()) return sets.front();
   return MakeError(Reason::kPublishRequired,
-                   absl::StrCat("layout ", kEngineLayout, " is ", wanted.spec.engine(), " ",
-                                wanted.spec.engine_version(), "'s own, and it has published no such set of ",
-                                wanted.spec.model(), ": start that engine, or offer to publish it"),
-                   {{"fingerprint", wanted.fingerprint.hash},
-                    {"engine", wanted.spec.engine()},
-                    {"engine_version", wanted.spec.engine_version()}});
+                   absl::StrCat("layout ", kEngineLayout, " is ", resolved.spec.engine(), " ",
+                                resolved.spec.engine_version(), "'s own, and it has published no such set of ",
+                                resolved.spec.model(), ": start that engine, or offer to publish it"),
+                   {{"fingerprint", wanted},
+                    {"engine", resolved.spec.engine()},
+                    {"engine_version", resolved.spec.engine_version()}});
 }
 
 void RegisterCall::AskForMemory(const std::shared_ptr<Publication>& publication) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -10,6 +11,7 @@
 #include "server/broker/publication.h"
 #include "server/broker/registry.h"
 #include "server/broker/service_context.h"
+#include "server/broker/spec_resolution.h"
 #include "server/broker/stream_call.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
 
@@ -29,7 +31,7 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
   absl::StatusOr<WeightSetRef> FindOrLoad();
   absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);
-  absl::StatusOr<WeightSetRef> FindPublished(const NewWeightSet& wanted) const;
+  absl::StatusOr<WeightSetRef> FindPublished(const ResolvedSpec& resolved, const std::string& wanted) const;
   absl::Status CheckOffer(const v1::WeightSpec& spec) const;
   bool Waits() const { return request_.wait() || request_.has_publish(); }
   void AskForMemory(const std::shared_ptr<Publication>& publication);

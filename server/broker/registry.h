@@ -106,6 +106,7 @@ struct RegistryTotals {
   int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
+  int64_t publisher_writable_shards = 0;  // on GPUs, whose publishers have not exited yet
   int64_t reserved_bytes = 0;
   std::map<std::string, int64_t> reserved_by_device;
   int lease_count = 0;

@@ -11,6 +11,9 @@
 namespace weightbroker {
 namespace {
 
+// By the process that has published it.
+bool MayBeWritten(const Shard& shard) { return shard.publisher != nullptr && shard.publisher->may_run(); }
+
 void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_rank(shard.rank);
   proto->set_device(shard.device);
@@ -21,6 +24,10 @@ void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_lease_count(lease_count);
   if (const absl::Status exportable = CheckExportable(shard); !exportable.ok()) {
     proto->set_export_refusal(std::string(exportable.message()));
+  }
+  if (MayBeWritten(shard)) {
+    proto->set_publisher_writable(true);
+    proto->set_publisher_process_id(shard.publisher->pid());
   }
 }
 
@@ -128,6 +135,7 @@ RegistryTotals Registry::Totals() const {
     for (const auto& shard : set->shards_) {
       totals.resident_bytes += shard->size_bytes;
       totals.resident_tensors += shard->tensor_count;
+      totals.publisher_writable_shards += MayBeWritten(*shard) ? 1 : 0;
     }
   }
   return totals;

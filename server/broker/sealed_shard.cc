@@ -30,6 +30,7 @@ absl::StatusOr<std::shared_ptr<const Shard>> ShardFromLoader(const internal::v1:
   shard->device = place.device;
   shard->handle_kind = kind;
   shard->exporter = std::move(gpu.exporter);
+  shard->publisher = std::move(gpu.publisher);
   RETURN_IF_ERROR(TakeSlabs({sealed.slabs().begin(), sealed.slabs().end()}, &fds, gpu.check_gpu_fd, shard.get()));
   ASSIGN_OR_RETURN(shard->manifest,
                    Manifest::FromLoader({std::move(manifest_fd), sealed.manifest_bytes(), sealed.manifest_sha256()},

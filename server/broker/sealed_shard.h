@@ -21,7 +21,8 @@ absl::Status DistrustLoader(const std::string& what);
 // What a shard on a GPU needs besides.
 struct GpuShardParts {
   GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
-  std::shared_ptr<const Exporter> exporter = nullptr;  // of CUDA_IPC
+  std::shared_ptr<const Exporter> exporter = nullptr;           // of CUDA_IPC
+  std::shared_ptr<const PublisherProcess> publisher = nullptr;  // of a published one
 };
 
 // The shard of `place` in slabs of `kind`; `fds` are the slabs', where that kind has any, and then the manifest's.

@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
+#include "common/memory/writable_slab.h"
 #include "common/plan/manifest.h"
 #include "server/broker/names.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
@@ -75,18 +76,26 @@ absl::Status SlabError(size_t slab, const std::string& what) {
                    {{"slab", absl::StrCat(slab)}});
 }
 
-absl::Status CheckOnGpu(const v1::Slab& slab, const Shard& shard) {
-  if (slab.device_uuid() == shard.device && slab.size_bytes() > 0) return absl::OkStatus();
+// What the slabs of a shard must be.
+struct SlabRules {
+  v1::HandleKind kind;
+  const std::string& device;
+  GpuFdCheck check_gpu_fd;
+  absl::Status (*check_memfd)(int fd, int64_t size_bytes);
+};
+
+absl::Status CheckOnGpu(const v1::Slab& slab, const std::string& device) {
+  if (slab.device_uuid() == device && slab.size_bytes() > 0) return absl::OkStatus();
   return MakeError(Reason::kProtocolError, absl::StrCat("it has ", slab.size_bytes(), " bytes on the GPU \"",
-                                                        slab.device_uuid(), "\", and its shard is on ", shard.device));
+                                                        slab.device_uuid(), "\", and its shard is on ", device));
 }
 
 // `fd` is -1 if none came with it.
-absl::Status CheckSlab(const v1::Slab& slab, int fd, GpuFdCheck check_gpu_fd, const Shard& shard) {
+absl::Status CheckSlab(const v1::Slab& slab, int fd, const SlabRules& rules) {
   const bool is_ipc = slab.handle_kind() == v1::HANDLE_KIND_CUDA_IPC;
-  if (slab.handle_kind() != shard.handle_kind) {
+  if (slab.handle_kind() != rules.kind) {
     return MakeError(Reason::kProtocolError, absl::StrCat("it is ", HandleKindName(slab.handle_kind()),
-                                                          ", and its shard is ", HandleKindName(shard.handle_kind)));
+                                                          ", and its shard is ", HandleKindName(rules.kind)));
   }
   if (slab.cuda_ipc_handle().size() != (is_ipc ? kIpcHandleBytes : 0)) {
     return MakeError(Reason::kProtocolError,
@@ -94,16 +103,29 @@ absl::Status CheckSlab(const v1::Slab& slab, int fd, GpuFdCheck check_gpu_fd, co
   }
   switch (slab.handle_kind()) {
     case v1::HANDLE_KIND_HOST_MEMFD:
-      return CheckSealedMemfd(fd, slab.size_bytes());
+      return rules.check_memfd(fd, slab.size_bytes());
     case v1::HANDLE_KIND_CUDA_VMM_FD:
-      RETURN_IF_ERROR(CheckOnGpu(slab, shard));
-      return check_gpu_fd(fd);
+      RETURN_IF_ERROR(CheckOnGpu(slab, rules.device));
+      return rules.check_gpu_fd(fd);
     case v1::HANDLE_KIND_CUDA_IPC:
-      return CheckOnGpu(slab, shard);
+      return CheckOnGpu(slab, rules.device);
     default:
       return MakeError(Reason::kProtocolError,
                        absl::StrCat("it is ", HandleKindName(slab.handle_kind()), ", which this broker does not know"));
   }
+}
+
+absl::Status CheckSlabs(std::span<const v1::Slab> slabs, std::span<const UniqueFd> fds, const SlabRules& rules) {
+  if (fds.size() != SlabFdCount(rules.kind, slabs.size())) {
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("the shard has ", slabs.size(), " slabs of kind ", HandleKindName(rules.kind),
+                                  " but ", fds.size(), " descriptors of slabs"));
+  }
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    const absl::Status checked = CheckSlab(slabs[i], fds.empty() ? -1 : fds[i].get(), rules);
+    if (!checked.ok()) return SlabError(i, std::string(checked.message()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -146,24 +168,21 @@ absl::Status Manifest::CheckRows(const std::vector<v1::Slab>& slabs, int64_t ten
 size_t SlabFdCount(v1::HandleKind kind, size_t slab_count) { return kind == v1::HANDLE_KIND_CUDA_IPC ? 0 : slab_count; }
 
 absl::Status TakeSlabs(std::vector<v1::Slab> slabs, std::vector<UniqueFd>* fds, GpuFdCheck check_gpu_fd, Shard* shard) {
-  if (fds->size() != SlabFdCount(shard->handle_kind, slabs.size())) {
-    return MakeError(Reason::kProtocolError,
-                     absl::StrCat("the shard has ", slabs.size(), " slabs of kind ", HandleKindName(shard->handle_kind),
-                                  " but ", fds->size(), " descriptors of slabs"));
-  }
+  RETURN_IF_ERROR(CheckSlabs(slabs, *fds, {shard->handle_kind, shard->device, check_gpu_fd, CheckSealedMemfd}));
   shard->size_bytes = 0;
-  for (size_t i = 0; i < slabs.size(); ++i) {
-    const int fd = fds->empty() ? -1 : (*fds)[i].get();
-    if (const absl::Status checked = CheckSlab(slabs[i], fd, check_gpu_fd, *shard); !checked.ok()) {
-      return SlabError(i, std::string(checked.message()));
-    }
-    shard->size_bytes += slabs[i].size_bytes();
-    if (!slabs[i].cuda_ipc_handle().empty()) shard->ipc_handles.push_back(slabs[i].cuda_ipc_handle());
-    slabs[i].clear_cuda_ipc_handle();
+  for (v1::Slab& slab : slabs) {
+    shard->size_bytes += slab.size_bytes();
+    if (!slab.cuda_ipc_handle().empty()) shard->ipc_handles.push_back(slab.cuda_ipc_handle());
+    slab.clear_cuda_ipc_handle();
   }
   shard->slabs = std::move(slabs);
   shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>(std::exchange(*fds, {}));
   return absl::OkStatus();
+}
+
+absl::Status CheckWritableSlabs(std::span<const v1::Slab> slabs, std::span<const UniqueFd> fds, v1::HandleKind kind,
+                                const std::string& device, GpuFdCheck check_gpu_fd) {
+  return CheckSlabs(slabs, fds, {kind, device, check_gpu_fd, CheckWritableMemfd});
 }
 
 std::vector<v1::Slab> SlabsWithHandles(const Shard& shard) {

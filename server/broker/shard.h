@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "common/base/unique_fd.h"
 #include "common/memory/gpu_fd.h"
 #include "server/broker/exporter.h"
+#include "server/broker/publisher_process.h"
 #include "weightbroker/v1/types.pb.h"
 
 namespace weightbroker {
@@ -69,6 +71,7 @@ struct Shard {
   std::shared_ptr<const std::vector<UniqueFd>> slab_fds;
   std::vector<std::string> ipc_handles;
   std::shared_ptr<const Exporter> exporter;
+  std::shared_ptr<const PublisherProcess> publisher;  // of published GPU memory; null otherwise
   std::shared_ptr<const Manifest> manifest;
   int64_t size_bytes = 0;  // of all slabs
   int64_t tensor_count = 0;
@@ -84,6 +87,12 @@ size_t SlabFdCount(v1::HandleKind kind, size_t slab_count);
 // memfds are checked against what the kernel says of them (see CheckSealedMemfd), GPU memory as far as that goes (see
 // CheckGpuMemoryFd). PROTOCOL_ERROR naming the slab; then `fds` are as they were.
 absl::Status TakeSlabs(std::vector<v1::Slab> slabs, std::vector<UniqueFd>* fds, GpuFdCheck check_gpu_fd, Shard* shard);
+
+// The same for slabs that a publisher gets, of a shard of `kind` on `device`, and their descriptors, where that kind
+// has any: memfds that can be written to and whose length is fixed (see CheckWritableMemfd), GPU memory as for
+// TakeSlabs.
+absl::Status CheckWritableSlabs(std::span<const v1::Slab> slabs, std::span<const UniqueFd> fds, v1::HandleKind kind,
+                                const std::string& device, GpuFdCheck check_gpu_fd);
 
 // The shard's slabs with their IPC handles, for whoever may map them.
 std::vector<v1::Slab> SlabsWithHandles(const Shard& shard);

@@ -34,9 +34,15 @@ absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const 
   sealed.set_rank(facts.rank);
   sealed.set_tensor_count(facts.tensor_count);
   sealed.set_read_bytes(facts.read_bytes);
+  sealed.set_digest_seconds(facts.digest_seconds);
   sealed.set_manifest_sha256(Sha256Bytes(manifest));
   sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
   return SendMessage(control_fd, event.SerializeAsString(), fds);
+}
+
+void WaitForTheEnd(int control_fd) {
+  absl::StatusOr<SocketMessage> message = ReceiveMessage(control_fd);
+  while (message.ok() && !message->closed) message = ReceiveMessage(control_fd);
 }
 
 }  // namespace weightbroker

@@ -15,6 +15,7 @@ struct ShardFacts {
   int32_t rank = 0;
   int64_t tensor_count = 0;
   int64_t read_bytes = 0;
+  double digest_seconds = 0;  // of a publication
 };
 
 // A sealed memfd, as it is handed over.
@@ -24,5 +25,8 @@ FinishedSlab FromSealed(SealedSlab slab);
 // broker has gone.
 absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const FinishedSlab> slabs,
                        const std::string& manifest);
+
+// Returns once nobody holds the other end of the control socket any more: for a process whose memory goes with it.
+void WaitForTheEnd(int control_fd);
 
 }  // namespace weightbroker

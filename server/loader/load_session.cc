@@ -94,7 +94,7 @@ class Session {
     RETURN_IF_ERROR(Load());
     RETURN_IF_ERROR(Verify());
     RETURN_IF_ERROR(FinishAndHandOver());
-    if (memory_->needs_exporter()) WaitForTheEnd();
+    if (memory_->needs_exporter()) WaitForTheEnd(control_fd_);
     return absl::OkStatus();
   }
 
@@ -163,12 +163,6 @@ class Session {
                                 finished[i], manifests[i]));
     }
     return absl::OkStatus();
-  }
-
-  // As the exporter of its memory: until nobody holds the other end of the control socket any more.
-  void WaitForTheEnd() {
-    absl::StatusOr<SocketMessage> message = ReceiveMessage(control_fd_);
-    while (message.ok() && !message->closed) message = ReceiveMessage(control_fd_);
   }
 
   absl::Status SendProgress(v1::WeightSetState phase, int64_t done_bytes) {

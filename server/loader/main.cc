@@ -54,13 +54,13 @@ absl::StatusOr<CudaDriver*> OpenCuda(const internal::v1::LoadRequest& request) {
 
 absl::Status Load(int request_fd, int control_fd) {
   ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
+  const auto before_hand_over = [] { g_handing_over = true; };
+  const CudaOpener open_cuda = [&request] { return OpenCuda(request); };
   if (request.has_publish()) {
-    return RunPublishSession(RealFileSystem(), request, control_fd, [] { g_handing_over = true; });
+    return RunPublishSession(RealFileSystem(), request, control_fd, before_hand_over, open_cuda);
   }
   Log(LogLevel::kInfo, "load.started", {{"fingerprint", request.fingerprint()}, {"model", request.spec().model()}});
-  return RunLoadSession(
-      RealFileSystem(), request, control_fd, {}, [] { g_handing_over = true; },
-      [&request] { return OpenCuda(request); });
+  return RunLoadSession(RealFileSystem(), request, control_fd, {}, before_hand_over, open_cuda);
 }
 
 int Run(int request_fd, int control_fd) {

@@ -11,6 +11,7 @@
 # WEIGHTBROKER_REQUIRE_GPUS    how many GPUs must be there; by default as many as nvidia-smi lists. A test that needs no
 #                              more of them fails instead of being skipped
 # GPU_BENCH_FLAGS              for gpu_attach_bench, for instance "--gib 1,24 --rounds 1"
+# GPU_PUBLISH_FLAGS            for publish_bench, for instance "--gib 8"; by default 60, for which it needs 122 GiB
 # OUT                          where JSON of the benchmarks, ctest's JUnit file and a log of each step go; else build/gpu
 #
 # Exits 0 only if all that was run went well.
@@ -83,7 +84,7 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_attach_bench fp8_bench torch_engine $(gpu_tests))
+      gpu_attach_bench fp8_bench publish_bench torch_engine $(gpu_tests))
   fi
   cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
@@ -124,6 +125,9 @@ run_bench() {
   cat "$RESULTS/gpu_fp8.json"
   "$BUILD/bin/gpu_attach_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_attach.json" || return 1
   python3 bench/gpu/table.py "$RESULTS/gpu_attach.json"
+  rm -rf "$folder"
+  read -r -a flags <<<"${GPU_PUBLISH_FLAGS:-}"
+  "$BUILD/bin/publish_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_publish.json" || return 1
   rm -rf "$folder"
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -189,6 +190,13 @@ void WriteSparseModel(const std::string& folder, int64_t size_bytes) {
   WriteFile(folder + "/config.json", kPlainConfig);
   WriteFile(folder + "/model.safetensors", start);
   std::filesystem::resize_file(folder + "/model.safetensors", start.size() + static_cast<uintmax_t>(size_bytes));
+}
+
+uint32_t TestSeed() {
+  const char* given = getenv("WEIGHTBROKER_SEED");
+  const uint32_t seed = given != nullptr ? static_cast<uint32_t>(strtoul(given, nullptr, 10)) : std::random_device()();
+  printf("WEIGHTBROKER_SEED=%u\n", seed);
+  return seed;
 }
 
 bool Eventually(const std::function<bool()>& condition) {

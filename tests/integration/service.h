@@ -8,6 +8,7 @@
 // Killed when destroyed. Not thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -72,6 +73,10 @@ class Service {
 // holes. With kSlowLoadBytes its load takes long enough to be caught in the middle.
 inline constexpr int64_t kSlowLoadBytes = int64_t{1} << 30;
 void WriteSparseModel(const std::string& folder, int64_t size_bytes = kSlowLoadBytes);
+
+// For moments that a test chooses at random: another one each time, or $WEIGHTBROKER_SEED. It is printed, so that a run
+// that failed can be repeated.
+uint32_t TestSeed();
 
 // Whether `condition` becomes true before kPatience has passed.
 bool Eventually(const std::function<bool()>& condition);

@@ -442,6 +442,19 @@ CudaResult FakeCudaDriver::IpcCloseMemHandle(CudaDevicePtr address) {
   return kCudaSuccess;
 }
 
+CudaResult FakeCudaDriver::PointerGetMemoryType(CudaDevicePtr address, int* type) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuPointerGetAttribute"); result != kCudaSuccess) return result;
+  const auto is_inside = [address](const std::map<CudaDevicePtr, size_t>& ranges) {
+    const auto next = ranges.upper_bound(address);
+    return next != ranges.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  };
+  *type = kCudaMemoryDevice;
+  if (is_inside(mappings_) || is_inside(allocations_)) return kCudaSuccess;
+  *type = kCudaMemoryHost;
+  return pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+}
+
 CudaResult FakeCudaDriver::MemHostAlloc(size_t size_bytes, unsigned, void** data) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuMemHostAlloc"); result != kCudaSuccess) return result;

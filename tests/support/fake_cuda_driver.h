@@ -90,6 +90,7 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult IpcGetMemHandle(CudaDevicePtr address, CudaIpcHandle* handle) override;
   CudaResult IpcOpenMemHandle(const CudaIpcHandle& handle, unsigned flags, CudaDevicePtr* address) override;
   CudaResult IpcCloseMemHandle(CudaDevicePtr address) override;
+  CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) override;
   CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) override;
   CudaResult MemFreeHost(void* data) override;
   CudaResult StreamCreate(unsigned flags, CudaStream* stream) override;

@@ -159,14 +159,28 @@ struct AttachOptions {
   std::function<void(const LeaseEvent&)> on_lease_event;
 };
 
+// How long the parts of a publication took, each by itself, and how much was copied for it.
+struct PublishTimes {
+  double grant_seconds = 0;   // from the offer to memory that can be written to
+  double load_seconds = 0;    // the loader's own work, with what memory it had added
+  double finish_seconds = 0;  // from its return until everything had been written
+  double commit_seconds = 0;  // until the service had taken it over, digests among it
+  double digest_seconds = 0;  // of these, the service's taking of digests
+  int64_t copied_bytes = 0;   // by Publisher::Add, or told to CountCopy
+};
+
 struct PublishOptions {
-  // Of these, what is for attaching: rank, deadline, prefault, ...; load_deadline is for another engine to publish.
+  // Of these, what is for attaching: rank, cuda_device, handle_kinds, devices, deadline, prefault, ...; load_deadline
+  // is for another engine to publish. On a GPU a single rank is published to the engine's own; of several, `devices`
+  // says where each is, for every rank the same list.
   AttachOptions attach;
   // How many bytes there will be in all, where that is known: one slab for them all. 0: slabs are added as they are
   // needed.
   int64_t expected_bytes = 0;
   // Every tensor that there will be, aliases with `alias_of`, where that is known: something else is then refused.
   std::vector<TensorToPublish> promise;
+  // Called on the publishing thread once what it has published has been taken over. May be empty.
+  std::function<void(const PublishTimes&)> on_published;
 };
 
 class WEIGHTBROKER_EXPORT Client {
@@ -197,8 +211,11 @@ class WEIGHTBROKER_EXPORT Client {
   // Attaches to weights that an engine has published, or has `load` publish them: of many engines that do this at once
   // one does, and the others wait and attach. `spec.layout` is "engine". `load` puts every tensor into the publisher
   // and returns ok, and all that it was given goes when it returns; what it fails with comes back, and nothing is left.
-  // If the engine that publishes ends, another one's `load` is called. Fails as Attach does (there is no fallback to
-  // disk), with MODE_OFF, PROMISE_BROKEN, MEMORY_EXHAUSTED, ...
+  // If the engine that publishes ends, another one's `load` is called; a `load` whose publication ends under it, with
+  // its broker or with another rank's publisher, is called again, three times in all. Fails as Attach does (there is no
+  // fallback to disk), with MODE_OFF, PROMISE_BROKEN, MEMORY_EXHAUSTED, ... GPU memory, unlike the host's, cannot be
+  // sealed: the service says of such a set that this process may write to it until it has exited. What comes back is
+  // another mapping than the publisher's, read-only where the kind allows it.
   using Loader = std::function<Status(Publisher&)>;
   Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Loader& load,
                                         const PublishOptions& options = {}) const;

@@ -8,6 +8,10 @@
 //     return publisher.Add(tensor, my_norm.data());            // copies; Allocate gives room to write to instead
 //   });
 //
+// With AttachOptions::cuda_device the memory is the GPU's: what Allocate gives are addresses of that GPU, for kernels
+// and copies to write to, and Add takes addresses of GPUs as well as of the host. weightbroker/torch.h publishes
+// modules and tensors of torch.
+//
 // Not thread-safe, but different threads may write to what Allocate has given.
 #pragma once
 
@@ -18,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "weightbroker/device.h"
 #include "weightbroker/export.h"
 #include "weightbroker/status.h"
 #include "weightbroker/tensor.h"
@@ -53,13 +58,30 @@ class WEIGHTBROKER_EXPORT Publisher {
   // PUBLICATION_UNKNOWN once the service has given the publication up.
   Result<std::byte*> Allocate(const TensorToPublish& tensor);
 
-  // The same, and copies what is there: from the first element to the last.
+  // The same, and copies what is there: from the first element to the last. Host memory has been read when it returns.
+  // The copy of GPU memory is only queued: see UseStream and Synchronize.
   Status Add(const TensorToPublish& tensor, const void* data);
+
+  // On a GPU: has Add queue its copies in `stream` (a CUstream or cudaStream_t of that GPU, null for the default
+  // stream) from then on, so that they come after what is queued there already. Without it they have a stream of their
+  // own, which waits for what is queued in the default stream, as torch's is, and for nothing else.
+  void UseStream(void* stream);
+
+  // On a GPU: waits for every copy, and whatever else this process has queued there. What has been added may be changed
+  // or freed only after this, or once the loader has returned; it is waited for before the service takes digests.
+  // CUDA_ERROR if anything that was queued failed.
+  Status Synchronize();
+
+  // Where the memory lies that Allocate gives.
+  Device device() const;
 
   // A tensor that is a part of the memory of `tensor.alias_of`, which has been added, from `offset_bytes` on.
   Status AddAlias(const TensorToPublish& tensor, int64_t offset_bytes = 0);
 
-  // How many bytes Add has copied: 0 for a publisher that only allocates.
+  // Counts bytes that the caller has itself copied to what Allocate has given, for copied_bytes.
+  void CountCopy(int64_t size_bytes);
+
+  // How many bytes have been copied: 0 for a publisher that only allocates, and computes in place.
   int64_t copied_bytes() const;
 
  private:

@@ -10,6 +10,8 @@
 // or one by one:
 //   auto embedding = weightbroker::ToTorch(*weights, "model.embed_tokens.weight");    // TENSOR_UNKNOWN
 //
+// An engine whose weights are its own publishes them: see weightbroker/torch_publish.h, which this header includes.
+//
 // Tensors share the mapping, so each keeps all of it and its lease until the last of them has gone. They are
 // read-only in fact, which torch does not know: writing to one in place ends the process (host), or puts its CUDA
 // context into an error that nothing but the end of the process cures (GPU).
@@ -23,7 +25,6 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,11 +38,10 @@
 #include "weightbroker/mapped_weights.h"
 #include "weightbroker/status.h"
 #include "weightbroker/tensor.h"
+#include "weightbroker/torch_publish.h"
+#include "weightbroker/torch_types.h"
 
 namespace weightbroker {
-
-// What torch calls an element type; at::ScalarType::Undefined for a number that is none.
-inline at::ScalarType ToScalarType(DataType dtype);
 
 // Where the weights lie, in torch's words.
 inline at::Device ToTorchDevice(const MappedWeights& weights);
@@ -83,16 +83,6 @@ inline Status BindModule(torch::nn::Module& module, const MappedWeights& weights
 
 namespace torch_internal {
 
-// Runs `function`, which gives a Result or a Status: nothing that torch throws passes our API.
-template <typename Function>
-auto CatchingErrors(Function function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const std::exception& error) {
-    return Status(StatusCode::kInternal, "TORCH_ERROR", std::string("torch refused: ") + error.what());
-  }
-}
-
 inline Status UnsupportedType(const Tensor& tensor) {
   return Status(StatusCode::kFailedPrecondition, "DTYPE_UNSUPPORTED",
                 "tensor \"" + std::string(tensor.name) + "\" has the type " + DataTypeName(tensor.dtype) +
@@ -127,19 +117,6 @@ class Wrapper {
 inline at::Tensor ViewOf(const at::Tensor& target, const Tensor& target_row, const Tensor& alias) {
   const int64_t offset_bytes = alias.data - target_row.data;
   return target.as_strided(SizesOf(alias), alias.Strides(), offset_bytes / DataTypeBytes(alias.dtype));
-}
-
-// A parameter or buffer of a module.
-struct Slot {
-  std::string name;
-  at::Tensor tensor;
-};
-
-inline std::vector<Slot> SlotsOf(const torch::nn::Module& module) {
-  std::vector<Slot> slots;
-  for (const auto& item : module.named_parameters()) slots.push_back({item.key(), item.value()});
-  for (const auto& item : module.named_buffers()) slots.push_back({item.key(), item.value()});
-  return slots;
 }
 
 // What does not fit, by kind, for one message that names as much as is useful.
@@ -202,12 +179,7 @@ class Binding {
     // Under inference mode the new tensors would be inference tensors, and the module's with them.
     const c10::InferenceMode normal(false);
     const Wrapper wrapper(weights_);
-    for (const auto& [impl, choice] : chosen_) {
-      // The module's own members are other handles of the same implementation, so what is replaced is what all handles
-      // lead to. set_data would do that, but refuses to take a tensor from the meta device to another.
-      choice.slot.set_requires_grad(false);
-      impl->shallow_copy_from(wrapper.Wrap(*choice.tensor).getIntrusivePtr());
-    }
+    for (const auto& [impl, choice] : chosen_) Replace(choice.slot, wrapper.Wrap(*choice.tensor));
   }
 
  private:
@@ -264,47 +236,7 @@ class Binding {
 
 }  // namespace torch_internal
 
-inline at::ScalarType ToScalarType(DataType dtype) {
-  switch (dtype) {
-    case DataType::kBool:
-      return at::ScalarType::Bool;
-    case DataType::kU8:
-      return at::ScalarType::Byte;
-    case DataType::kI8:
-      return at::ScalarType::Char;
-    case DataType::kU16:
-      return at::ScalarType::UInt16;
-    case DataType::kI16:
-      return at::ScalarType::Short;
-    case DataType::kU32:
-      return at::ScalarType::UInt32;
-    case DataType::kI32:
-      return at::ScalarType::Int;
-    case DataType::kU64:
-      return at::ScalarType::UInt64;
-    case DataType::kI64:
-      return at::ScalarType::Long;
-    case DataType::kF8E4M3:
-      return at::ScalarType::Float8_e4m3fn;
-    case DataType::kF16:
-      return at::ScalarType::Half;
-    case DataType::kBF16:
-      return at::ScalarType::BFloat16;
-    case DataType::kF32:
-      return at::ScalarType::Float;
-    case DataType::kF64:
-      return at::ScalarType::Double;
-    case DataType::kUnspecified:
-      break;
-  }
-  return at::ScalarType::Undefined;
-}
-
-inline at::Device ToTorchDevice(const MappedWeights& weights) {
-  const Device& device = weights.device();
-  if (device.kind == DeviceKind::kHost) return at::Device(at::kCPU);
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.ordinal));
-}
+inline at::Device ToTorchDevice(const MappedWeights& weights) { return torch_internal::DeviceOf(weights.device()); }
 
 inline Result<at::Tensor> ToTorch(const MappedWeights& weights, const Tensor& tensor) {
   if (ToScalarType(tensor.dtype) == at::ScalarType::Undefined) return torch_internal::UnsupportedType(tensor);

@@ -254,10 +254,11 @@ TEST_F(PublishTest, OneThatIsKilledAtAnyMomentLeavesNothingAndTheNextPublishes) 
   const std::string fingerprint = whole.json["fingerprint"];
   ASSERT_THAT(service_.Unregister(fingerprint, /*force=*/true), IsOk());
 
-  std::mt19937 random(20261129);
+  std::mt19937 random(TestSeed());
   std::uniform_int_distribution<int64_t> moment(0, duration.count());
   int killed = 0;
-  for (int i = 0; i < kKills; ++i) {
+  for (int i = 0; killed < kKills; ++i) {
+    ASSERT_LT(i, 4 * kKills) << "most had ended by the time that they were to be killed";
     Program engine("publish_engine", EngineFlags(service_));
     std::this_thread::sleep_for(std::chrono::microseconds(moment(random)));
     engine.Kill(SIGKILL);
@@ -270,8 +271,6 @@ TEST_F(PublishTest, OneThatIsKilledAtAnyMomentLeavesNothingAndTheNextPublishes) 
         << service_.CountMemfds() << " memfds are left of " << memfds_before << " after kill " << i;
     ASSERT_EQ(service_.Health()->reserved_bytes(), 0);
   }
-  EXPECT_GT(killed, kKills / 2);
-  RecordProperty("killed", killed);
   const Finished next = RunProgram("publish_engine", EngineFlags(service_));
   ASSERT_TRUE(next.exit.success()) << next.errors;
   EXPECT_EQ(next.json["source"], "published");
@@ -449,7 +448,7 @@ TEST_F(PublishTest, APublisherThatTakesTooLongIsGivenUp) {
     EXPECT_EQ(late.reason(), "PUBLICATION_UNKNOWN");
     return late;
   });
-  EXPECT_EQ(weights.status().reason(), "PUBLICATION_UNKNOWN");
+  EXPECT_EQ(weights.status().reason(), "ENOUGH") << "it may try once more";
   EXPECT_EQ(hasty.Health()->reserved_bytes(), 0);
 }
 

@@ -144,6 +144,26 @@ TEST(Adoption, GivesASetBackAsItWasWrittenDown) {
   EXPECT_THAT(adopted.shards[1]->manifest->frames(), SizeIs(1));
 }
 
+TEST(Adoption, KnowsAPublisherThatRunsStillAndOneThatHasExited) {
+  const NewWeightSet set = MakeWeightSet();
+  const auto shard = MakeKeptShard(0);
+  shard->publisher = std::make_shared<const PublisherProcess>(PublisherProcess::Find(getpid()));
+  Draft running = MakeDraft(set);
+  running.record = MakeShardRecord({set, MakeResidency(), *shard, 1});
+  Draft exited = MakeDraft(MakeWeightSet("2.12.0"));
+  *exited.record.mutable_publisher() = running.record.publisher();
+  exited.record.mutable_publisher()->set_start_ticks(running.record.publisher().start_ticks() - 1);
+
+  const CheckedEntries checked = CheckEntries(List(ToEntry(std::move(running)), ToEntry(std::move(exited))));
+
+  ASSERT_THAT(checked.adoption.sets, SizeIs(2));
+  for (const Adoption::Set& adopted : checked.adoption.sets) {
+    const PublisherProcess& publisher = *adopted.shards[0]->publisher;
+    EXPECT_EQ(publisher.pid(), getpid());
+    EXPECT_EQ(publisher.may_run(), adopted.request.environment.torch_version() == "2.11.0");
+  }
+}
+
 TEST(Adoption, ComputesTheSameFingerprintFromWhatWasWrittenDown) {
   CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft())));
   ASSERT_THAT(checked.adoption.sets, SizeIs(1));

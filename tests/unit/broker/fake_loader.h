@@ -42,6 +42,7 @@ class FakeLoader {
       : request_(std::move(request)), control_(std::move(control)) {}
 
   const internal::v1::LoadRequest& request() const { return request_; }
+  int control_fd() const { return control_.get(); }
 
   // Announces so much memory and so many tensors for all ranks of the request together, and waits for the answer; false
   // if the broker says no more.

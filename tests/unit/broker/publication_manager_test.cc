@@ -22,6 +22,7 @@
 namespace weightbroker {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::FakeLoader;
 using testing::FakeLoaderSpawner;
@@ -84,6 +85,7 @@ void PublishWell(FakeLoader& loader) {
       slabs.push_back(WritableSlab::Create(size).value());
       v1::Slab& slab = *event.mutable_allocated()->add_slabs();
       slab.set_size_bytes(slabs.back().size_bytes());
+      slab.set_handle_kind(v1::HANDLE_KIND_HOST_MEMFD);
       fds.push_back(slabs.back().fd());
     }
     event.mutable_allocated();
@@ -263,6 +265,16 @@ TEST_F(PublicationManagerTest, DistrustsALoaderThatAnswersWhatNobodyAsked) {
                       StatusIs(Reason::kServiceUnavailable)));
     ExpectNothingLeft();
   }
+}
+
+TEST_F(PublicationManagerTest, DistrustsALoaderWhoseSlabsAreOfAnotherKindThanTheSet) {
+  Start(PublishWell);
+  NewWeightSet wanted = Wanted();
+  wanted.placement.handle_kind = v1::HANDLE_KIND_CUDA_VMM_FD;
+  const auto begun = publications_->Begin({.set = std::move(wanted), .rank = 0, .uid = kUid}).value();
+  EXPECT_THAT(Allocate(*begun.publication, {4096}),
+              StatusIs(Reason::kProtocolError, AllOf(HasSubstr("HOST_MEMFD"), HasSubstr("CUDA_VMM_FD"))));
+  ExpectNothingLeft();
 }
 
 TEST_F(PublicationManagerTest, MakesRanksResidentTogether) {

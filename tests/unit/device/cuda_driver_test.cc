@@ -81,6 +81,10 @@ TEST(CudaConstants, AreThoseOfCudasOwnHeader) {
   EXPECT_EQ(kCudaStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
   EXPECT_EQ(kCudaEventDisableTiming, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
   EXPECT_EQ(kCudaIpcLazyPeerAccess, static_cast<unsigned>(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  EXPECT_EQ(kCudaStreamDefault, static_cast<unsigned>(CU_STREAM_DEFAULT));
+  EXPECT_EQ(kCudaMemoryHost, CU_MEMORYTYPE_HOST);
+  EXPECT_EQ(kCudaMemoryDevice, CU_MEMORYTYPE_DEVICE);
+  EXPECT_EQ(kCudaPointerAttributeMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
   EXPECT_EQ(kCudaGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 }
 #endif

@@ -59,6 +59,19 @@ TEST_F(GpuDigestTest, IsThatOfTheCpuForEverySizeAndPlace) {
   }
 }
 
+TEST_F(GpuDigestTest, IsThatOfTheCpuWhereARangeStartsAnywhere) {
+  const std::vector<std::byte> bytes = RandomBytes(40'000'000, 7);  // more than a piece of what is copied
+  const auto start = (reinterpret_cast<uint64_t>(bytes.data()) + 7) / 8 * 8;
+  const std::vector<GpuRange> ranges = {{start + 2, 6}, {start, 100}, {start + 5, 39'999'000}, {start + 1, 0}};
+  const auto digester = GpuDigester::Create(Context());
+  const auto digests = digester->Compute(ranges);
+  ASSERT_THAT(digests, IsOk());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto* const data = reinterpret_cast<const std::byte*>(ranges[i].address);
+    EXPECT_EQ(DigestHex((*digests)[i]), DigestHex(ComputeDigest({data, static_cast<size_t>(ranges[i].size_bytes)})));
+  }
+}
+
 TEST_F(GpuDigestTest, OfNothingIsNothing) {
   const auto digester = GpuDigester::Create(Context());
   EXPECT_THAT(digester->Compute({}), IsOk());
