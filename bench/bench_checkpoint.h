@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace weightbroker::bench {
 
@@ -22,8 +21,9 @@ struct BenchCheckpoint {
 // How many bytes of a tensor are written where the folder has holes.
 inline constexpr int64_t kHolePageBytes = 4096;
 
-// Writes it into `folder`, which is made if need be, unless what is there already was made from the same values. Names
-// are "model.layers.<n>.weight"; sizes are as equal as multiples of 2 bytes allow.
+// Writes it into `folder`, which is made if need be, unless what is there already was made from the same values; what
+// was made from others is removed, and a folder with anything else in it is refused. Names are
+// "model.layers.<n>.weight"; sizes are as equal as multiples of 2 bytes allow.
 absl::Status WriteBenchCheckpoint(const std::string& folder, const BenchCheckpoint& checkpoint);
 
 // The path of shard `index`, from 0.

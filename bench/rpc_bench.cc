@@ -9,25 +9,22 @@
 // result is the median of the blocks.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/bare_echo.h"
+#include "bench/bench_process.h"
 #include "bench/bench_support.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/process/spawn.h"
-#include "rpc_bench_echo.grpc.pb.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
 namespace weightbroker::bench {
@@ -48,37 +45,6 @@ struct Options {
   bool as_client = false;
 };
 
-// The echo service, over gRPC's callback API as the broker's are.
-class BareEcho final : public EchoService::CallbackService {
-  grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context, const EchoRequest* request,
-                                 EchoResponse* response) override {
-    response->set_payload(request->payload());
-    auto* reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
-  }
-};
-
-int ServeEcho(const std::string& socket) {
-  BareEcho echo;
-  grpc::ServerBuilder builder;
-  builder.RegisterService(&echo);
-  builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
-  const auto server = builder.BuildAndStart();
-  if (server == nullptr) return 1;
-  server->Wait();
-  return 0;
-}
-
-std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
-  auto channel = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + seconds(20))) {
-    fprintf(stderr, "rpc_bench: nothing answers on %s\n", socket.c_str());
-    exit(1);
-  }
-  return channel;
-}
-
 // Seconds that one call takes.
 double Time(const std::function<grpc::Status(grpc::ClientContext*)>& call) {
   grpc::ClientContext context;
@@ -95,8 +61,8 @@ double Time(const std::function<grpc::Status(grpc::ClientContext*)>& call) {
 
 // The client of one block: prints the samples of both calls, in microseconds.
 int Measure(const Options& options) {
-  const auto broker = v1::WeightBrokerService::NewStub(Connect(options.broker_socket));
-  const auto echo = EchoService::NewStub(Connect(options.echo_socket));
+  const auto broker = v1::WeightBrokerService::NewStub(ConnectOrDie(options.broker_socket));
+  const auto echo = EchoService::NewStub(ConnectOrDie(options.echo_socket));
   v1::HealthResponse health_response;
   EchoResponse echo_response;
   const auto call_health = [&](grpc::ClientContext* context) { return broker->Health(context, {}, &health_response); };
@@ -114,41 +80,9 @@ int Measure(const Options& options) {
   return 0;
 }
 
-// A folder for the sockets of one block.
-class SocketFolder {
- public:
-  SocketFolder() {
-    char name[] = "/tmp/rpc-bench-XXXXXX";
-    path_ = mkdtemp(name);
-  }
-  ~SocketFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  SocketFolder(const SocketFolder&) = delete;
-  SocketFolder& operator=(const SocketFolder&) = delete;
-  std::string operator/(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-absl::StatusOr<std::string> RunAndRead(SpawnOptions options) {
-  const UniqueFd output(memfd_create("output", MFD_CLOEXEC));
-  options.fds.push_back({output.get(), STDOUT_FILENO});
-  ASSIGN_OR_RETURN(ChildProcess child, Spawn(options));
-  ASSIGN_OR_RETURN(const ExitStatus exit, child.Wait());
-  if (!exit.success()) return absl::InternalError(absl::StrCat(options.path, ": ", exit.ToString()));
-  std::string text(static_cast<size_t>(lseek(output.get(), 0, SEEK_END)), '\0');
-  if (pread(output.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    return SystemError("cannot read what the client measured", errno);
-  }
-  return text;
-}
-
 absl::StatusOr<json> MeasureBlock(const Options& options) {
   const SocketFolder folder;
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string self = OwnPath();
   const UniqueFd silence(open("/dev/null", O_WRONLY | O_CLOEXEC));
   ASSIGN_OR_RETURN(const ChildProcess broker,
                    Spawn({.path = options.broker_path,
@@ -240,7 +174,7 @@ int Main(int argc, char** argv) {
   app.add_option("--echo_socket", options.echo_socket)->group(internal);
   CLI11_PARSE(app, argc, argv);
 
-  if (!serve_echo.empty()) return ServeEcho(serve_echo);
+  if (!serve_echo.empty()) return ServeGrpcEcho(serve_echo);
   if (options.as_client) return Measure(options);
   if (options.broker_path.empty()) options.broker_path = PathBesideThisProgram("weightbroker-broker").value();
   return RunBlocks(options);

@@ -40,6 +40,19 @@ function(weightbroker_library name)
   target_include_directories(weightbroker_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 endfunction()
 
+# weightbroker_embed_files(<variable> FUNCTION <name> FILES ...)  ->  in the variable, a source with that function
+function(weightbroker_embed_files variable)
+  cmake_parse_arguments(ARG "" "FUNCTION" "FILES" ${ARGN})
+  string(REPLACE ";" "|" files "${ARG_FILES}")
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/${ARG_FUNCTION}.cc)
+  add_custom_command(OUTPUT ${output}
+    COMMAND ${CMAKE_COMMAND} "-DFILES=${files}" -DFUNCTION=${ARG_FUNCTION} -DOUTPUT=${output}
+            -P ${PROJECT_SOURCE_DIR}/cmake/EmbedFiles.cmake
+    DEPENDS ${ARG_FILES} ${PROJECT_SOURCE_DIR}/cmake/EmbedFiles.cmake
+    VERBATIM)
+  set(${variable} ${output} PARENT_SCOPE)
+endfunction()
+
 # weightbroker_program(<file name> SOURCES ... [DEPS ...])  ->  ${PROJECT_BINARY_DIR}/bin/<file name>
 function(weightbroker_program name)
   cmake_parse_arguments(ARG "NO_INSTALL" "" "SOURCES;DEPS" ${ARGN})

@@ -2,7 +2,7 @@
 # Installs, with apt, what weightbroker is built from. For Debian 12 and Ubuntu 24.04.
 #
 #   deploy/install_dependencies.sh                what the programs and the quickstart need
-#   deploy/install_dependencies.sh --with-tests   also formatter, linter, clang, promtool
+#   deploy/install_dependencies.sh --with-tests   also formatter, linter, clang, valgrind, promtool
 #
 # Run it as root or as a user who may use sudo. It installs only what is missing: a second run changes nothing and needs
 # no network. It starts no service.
@@ -19,7 +19,7 @@ readonly BUILD_PACKAGES=(
   libgtest-dev libgmock-dev
   python3 python3-venv
 )
-readonly TEST_PACKAGES=(clang clang-format clang-tidy libclang-rt-dev)
+readonly TEST_PACKAGES=(clang clang-format clang-tidy libclang-rt-dev valgrind)
 readonly PROMTOOL=/usr/local/bin/promtool
 
 with_tests=no

@@ -142,6 +142,7 @@ class ServiceAttach {
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     ASSIGN_OR_RETURN(connection_, services_.For(engine_.name()));
+    if (!options_.fingerprint.empty()) return ExportByFingerprint(options_.fingerprint);
     if (services_.per_gpu() && options_.devices.size() > 1) return AttachOneOfSeveralServices();
     auto state = Export(connection_, ExportBySpec(), engine_, options_);
     if (!options_.register_if_missing || !IsMissing(state.status())) return state;

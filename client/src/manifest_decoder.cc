@@ -47,11 +47,38 @@ absl::Status NotTrusted(const std::string& what) {
                    {{"fault", what}});
 }
 
-// Appends the varints of a packed field. False if the last one is cut off.
-bool AppendPacked(std::string_view bytes, std::vector<int64_t>* values) {
+// Whether a known field is of its own kind on the wire. Numbers of a list may come packed or one by one.
+bool HasItsType(const WireReader& reader) {
+  using Type = WireReader::Type;
+  switch (reader.field()) {
+    case kDtype:
+    case kSlab:
+    case kOffsetBytes:
+    case kSizeBytes:
+    case kKind:
+      return reader.type() == Type::kVarint;
+    case kShape:
+    case kStrides:
+      return reader.type() == Type::kVarint || reader.type() == Type::kLength;
+    case kName:
+    case kAliasOf:
+    case kDigest:
+    case kMetadata:
+      return reader.type() == Type::kLength;
+    default:
+      return true;
+  }
+}
+
+// Appends a list's numbers. False if the last one is cut off.
+bool AppendNumbers(const WireReader& reader, std::vector<int64_t>* values) {
+  if (reader.type() == WireReader::Type::kVarint) {
+    values->push_back(static_cast<int64_t>(reader.varint()));
+    return true;
+  }
   uint64_t value = 0;
   int shift = 0;
-  for (const char c : bytes) {
+  for (const char c : reader.bytes()) {
     const auto byte = static_cast<unsigned char>(c);
     if (shift > 63) return false;
     value |= static_cast<uint64_t>(byte & 0x7F) << shift;
@@ -198,6 +225,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
   WireReader reader(bytes);
   bool well_formed = true;
   while (reader.Next()) {
+    well_formed = HasItsType(reader) && well_formed;
     switch (reader.field()) {
       case kName:
         row->name = reader.bytes();
@@ -206,7 +234,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
         row->dtype = static_cast<DataType>(reader.varint());
         break;
       case kShape:
-        well_formed = AppendPacked(reader.bytes(), &shape_) && well_formed;
+        well_formed = AppendNumbers(reader, &shape_) && well_formed;
         break;
       case kSlab:
         row->slab = static_cast<int64_t>(reader.varint());
@@ -224,7 +252,7 @@ absl::Status ManifestDecoder::ParseRow(std::string_view bytes, Row* row) {
         row->digest = reader.bytes();
         break;
       case kStrides:
-        well_formed = AppendPacked(reader.bytes(), &strides_) && well_formed;
+        well_formed = AppendNumbers(reader, &strides_) && well_formed;
         break;
       case kKind:
         row->kind = static_cast<TensorKind>(reader.varint());

@@ -5,20 +5,22 @@
 #include <cstdio>
 #include <string>
 
+#include "client/tool/export_command.h"
+#include "client/tool/fingerprint_command.h"
 #include "client/tool/inspect.h"
+#include "client/tool/mkcheckpoint_command.h"
 #include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
 #include "client/tool/spec_flags.h"
+#include "client/tool/verify_command.h"
 #include "common/base/file.h"
 
 namespace weightbroker::tool {
 namespace {
 
 constexpr char kFooter[] =
-    "Exit codes: 0 done, 2 usage, 3 refused, 4 unavailable. With --json, stdout has one JSON value: the API's message "
-    "in "
-    "protobuf's JSON mapping with the field names of the .proto files, or {\"ok\": false, \"reason\", \"message\", "
-    "\"metadata\"}.";
+    "Exit codes: 0 done, 2 usage, 3 refused or different, 4 unavailable. With --json, stdout has one JSON value; an "
+    "error is {\"ok\": false, \"reason\", \"message\", \"metadata\"}. docs/tool.md describes each.";
 
 struct InspectFlags {
   std::string folder;
@@ -46,6 +48,10 @@ class CommandLine {
     AddList();
     AddHealth();
     AddUnregister();
+    AddFingerprint();
+    AddExport();
+    AddVerify();
+    AddMakeCheckpoint();
   }
 
   int Run(int argc, char** argv) {
@@ -148,12 +154,110 @@ class CommandLine {
     command->callback([this] { run_ = [this] { return RunUnregister(service_, unregister_); }; });
   }
 
+  // Which weights a command is about, where a fingerprint says it or a model and what goes with it.
+  static void AddSetFlags(CLI::App* command, SetFlags* flags) {
+    command
+        ->add_option("weights", flags->weights,
+                     "A fingerprint, or at least 8 digits of it; or a model, with --torch_version and the flags below")
+        ->required();
+    command->add_option("--torch_version", flags->torch_version,
+                        "With a model: the engine's torch version, or \"any\"");
+    command->add_option("--rank", flags->rank, "One rank; default: all that the service holds")
+        ->check(CLI::NonNegativeNumber);
+    AddSpecFlags(command, &flags->spec);
+    command->parse_complete_callback([flags] {
+      if (!IsFingerprint(flags->weights) && flags->torch_version.empty()) throw CLI::RequiredError("--torch_version");
+    });
+  }
+
+  void AddFingerprint() {
+    CLI::App* command = app_.add_subcommand(
+        "fingerprint", "Show what a model's fingerprint is made of, and how what is resident differs from it");
+    command->add_option("model", fingerprint_.weights, "name:relative/path under a model root, or an absolute folder")
+        ->required();
+    command->add_option("--torch_version", fingerprint_.torch_version, "The engine's torch version, or \"any\"")
+        ->required();
+    AddSpecFlags(command, &fingerprint_.spec);
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunFingerprint(service_, fingerprint_); }; });
+  }
+
+  void AddExport() {
+    CLI::App* command = app_.add_subcommand("export", "List the tensors of a resident weight set; takes no lease");
+    AddSetFlags(command, &export_);
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunExport(service_, export_); }; });
+  }
+
+  void AddVerify() {
+    CLI::App* command =
+        app_.add_subcommand("verify", "Load a resident weight set from disk, too, and compare the two byte for byte");
+    AddSetFlags(command, &verify_.set);
+    command->add_flag("--digests", verify_.digests_only, "Read no files: compare with the digests taken at the load");
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunVerify(service_, verify_); }; });
+  }
+
+  void AddMakeCheckpoint() {
+    CLI::App* command = app_.add_subcommand("mkcheckpoint", "Write a checkpoint of random weights, right or wrong");
+    MakeCheckpointFlags& flags = make_checkpoint_;
+    command->add_option("folder", flags.folder, "Where to write it: an empty folder, or one to be made");
+    command->add_option("--model", flags.model.model, "One of --list_models, or an architecture's name")
+        ->capture_default_str();
+    command->add_flag("--published", flags.model.published, "With a published model's numbers; default: small ones");
+    CLI::Option* layers =
+        command->add_option("--layers", flags.model.layers, "How many layers")->check(CLI::PositiveNumber);
+    command->add_option("--experts", flags.model.experts, "How many experts a layer has")->check(CLI::PositiveNumber);
+    command->add_option("--bytes", flags.model.bytes, "As many layers as come nearest to it, as 2GiB or 500MB")
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+        ->excludes(layers);
+    command
+        ->add_option_function<std::vector<std::string>>(
+            "--set", [this](const std::vector<std::string>& settings) { SetNumbers(settings); },
+            "Another number of the config, as hidden_size=1024")
+        ->delimiter(',');
+    command->add_flag("--fp8", flags.model.fp8, "In block-wise FP8 with scales; default: BF16");
+    command->add_option("--shards", flags.model.shard_count, "How many files; default: of at most 5 GB each")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--seed", flags.seed, "What the contents are made from")->capture_default_str();
+    command->add_flag("--sparse", flags.sparse, "Holes in place of contents: takes no room on disk");
+    command->add_option("--fault", flags.fault, "Plant one of --list_faults in it");
+    command->add_flag("--list_faults", list_faults_, "Show the faults that can be planted");
+    command->add_flag("--list_models", list_models_, "Show the models that there are");
+    command->add_flag("--json", flags.json, "Print JSON instead of a table");
+    command->callback([this] { run_ = ChooseMakeCheckpoint(); });
+  }
+
+  std::function<ExitCode()> ChooseMakeCheckpoint() {
+    if (list_faults_) return [this] { return RunListFaults(make_checkpoint_.json); };
+    if (list_models_) return [this] { return RunListModels(make_checkpoint_.json); };
+    if (make_checkpoint_.folder.empty()) throw CLI::RequiredError("folder");
+    return [this] { return RunMakeCheckpoint(make_checkpoint_); };
+  }
+
+  void SetNumbers(const std::vector<std::string>& settings) {
+    for (const std::string& setting : settings) {
+      const size_t equals = setting.find('=');
+      int64_t value = 0;
+      if (equals == std::string::npos || !CLI::detail::lexical_cast(setting.substr(equals + 1), value)) {
+        throw CLI::ValidationError("--set", setting + " is not of the form key=integer");
+      }
+      make_checkpoint_.model.numbers[setting.substr(0, equals)] = value;
+    }
+  }
+
   CLI::App app_{"Makes model weights resident in a weightbroker service, and shows what is there."};
   InspectFlags inspect_;
   PlanFlags plan_;
   ServiceFlags service_;
   RegisterFlags register_;
   UnregisterFlags unregister_;
+  SetFlags fingerprint_;
+  SetFlags export_;
+  VerifyFlags verify_;
+  MakeCheckpointFlags make_checkpoint_;
+  bool list_faults_ = false;
+  bool list_models_ = false;
   double timeout_seconds_ = 10;
   double load_timeout_seconds_ = 3600;
   std::function<ExitCode()> run_;

@@ -3,11 +3,29 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "client/tool/remedy.h"
 #include "common/base/error.h"
 
 namespace weightbroker::tool {
+namespace {
+
+void PrintParts(const std::string& message, const std::string& reason,
+                const std::map<std::string, std::string>& metadata, bool json) {
+  fprintf(stderr, "error: %s\nreason: %s (docs/errors.md)\n", message.c_str(), reason.c_str());
+  for (const auto& [key, value] : metadata) fprintf(stderr, "  %s: %s\n", key.c_str(), value.c_str());
+  if (const std::string remedy = RemedyFor(reason); !remedy.empty()) {
+    fprintf(stderr, "what to do: %s\n", remedy.c_str());
+  }
+  if (!json) return;
+  const nlohmann::ordered_json line = {{"ok", false}, {"reason", reason}, {"message", message}, {"metadata", metadata}};
+  // A message may quote bytes of a file that are no UTF-8.
+  printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+}
+
+}  // namespace
 
 ExitCode ExitCodeFor(const absl::Status& status) {
   if (status.ok()) return kDone;
@@ -16,16 +34,13 @@ ExitCode ExitCodeFor(const absl::Status& status) {
 
 ExitCode PrintError(const absl::Status& status, bool json) {
   const ErrorDetails details = GetErrorDetails(status);
-  const std::string message(status.message());
-  fprintf(stderr, "error: %s\nreason: %s (docs/errors.md says what to do)\n", message.c_str(), details.reason.c_str());
-  for (const auto& [key, value] : details.metadata) fprintf(stderr, "  %s: %s\n", key.c_str(), value.c_str());
-  if (json) {
-    const nlohmann::ordered_json line = {
-        {"ok", false}, {"reason", details.reason}, {"message", message}, {"metadata", details.metadata}};
-    // A message may quote bytes of a file that are no UTF-8.
-    printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
-  }
+  PrintParts(std::string(status.message()), details.reason, details.metadata, json);
   return ExitCodeFor(status);
+}
+
+ExitCode PrintError(const Status& status, bool json) {
+  PrintParts(status.message(), status.reason(), status.metadata(), json);
+  return ExitCodeFor(absl::Status(static_cast<absl::StatusCode>(status.code()), ""));
 }
 
 void PrintJson(const google::protobuf::Message& message) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "weightbroker/status.h"
 
 namespace weightbroker::tool {
 
@@ -15,8 +16,9 @@ enum ExitCode { kDone = 0, kUsage = 2, kRefused = 3, kUnavailable = 4 };
 // kUnavailable if no service answered, or not now; else kRefused.
 ExitCode ExitCodeFor(const absl::Status& status);
 
-// Message, reason, metadata, and where to read what to do. Returns ExitCodeFor(status).
+// Message, reason, metadata, and what to do. Returns ExitCodeFor(status).
 ExitCode PrintError(const absl::Status& status, bool json);
+ExitCode PrintError(const Status& status, bool json);
 
 // Protobuf's JSON mapping on one line, fields named as in the .proto files, none left out.
 void PrintJson(const google::protobuf::Message& message);

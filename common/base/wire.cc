@@ -54,14 +54,17 @@ bool WireReader::Next() {
   ok_ = ReadVarint(&tag) && tag >> 3 > 0 && tag >> 3 <= 0x1FFFFFFF;
   if (!ok_) return false;
   field_ = static_cast<int>(tag >> 3);
+  type_ = Type::kFixed;
   switch (tag & 7) {
     case kVarint:
+      type_ = Type::kVarint;
       ok_ = ReadVarint(&varint_);
       break;
     case kFixed64:
       ok_ = Take(8, &skipped);
       break;
     case kLength:
+      type_ = Type::kLength;
       ok_ = ReadVarint(&size) && Take(size, &bytes_);
       break;
     case kFixed32:

@@ -33,6 +33,8 @@ class WireWriter {
 // malformed. The views point into the message given.
 class WireReader {
  public:
+  enum class Type { kVarint, kLength, kFixed };
+
   explicit WireReader(std::string_view message) : rest_(message) {}
 
   // Moves to the next field. False at the end of the message, and where it is malformed: see ok().
@@ -40,6 +42,7 @@ class WireReader {
   bool ok() const { return ok_; }
 
   int field() const { return field_; }
+  Type type() const { return type_; }
   uint64_t varint() const { return varint_; }        // 0 unless the field is a varint
   std::string_view bytes() const { return bytes_; }  // empty unless the field has a length
 
@@ -50,6 +53,7 @@ class WireReader {
   std::string_view rest_;
   bool ok_ = true;
   int field_ = 0;
+  Type type_ = Type::kFixed;
   uint64_t varint_ = 0;
   std::string_view bytes_;
 };

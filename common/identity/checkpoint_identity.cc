@@ -117,6 +117,15 @@ absl::StatusOr<std::vector<FileIdentity>> StatAll(FileSystem& file_system, const
   return identities;
 }
 
+// False if it is gone. CHECKPOINT_CHANGED if it is another.
+absl::StatusOr<bool> IsThereUnchanged(FileSystem& file_system, const FileIdentity& file, const std::string& path) {
+  const auto now = file_system.Stat(path);
+  if (HasReason(now.status(), Reason::kModelNotFound)) return false;
+  RETURN_IF_ERROR(now.status());
+  RETURN_IF_ERROR(CheckFileUnchanged(file, *now, path));
+  return true;
+}
+
 absl::Status HashFile(FileSystem& file_system, const std::string& folder, bool is_shard, FileIdentity& identity) {
   const std::string path = PathOf(folder, identity.name);
   ASSIGN_OR_RETURN(const auto file, file_system.Open(path, ReadMode::kBuffered));
@@ -167,16 +176,22 @@ absl::Status CheckFileUnchanged(const FileIdentity& file, const FileStat& now, c
 absl::Status CheckUnchanged(FileSystem& file_system, const CheckpointIdentity& identity) {
   for (const FileIdentity& file : identity.files) {
     const std::string path = PathOf(identity.folder, file.name);
-    const auto now = file_system.Stat(path);
-    if (HasReason(now.status(), Reason::kModelNotFound)) {
-      return MakeError(Reason::kCheckpointChanged,
-                       absl::StrCat(Printable(path), ": the file is gone; restore it or register another model"),
-                       {{"file", Printable(file.name)}, {"path", Printable(path)}, {"changed", "gone"}});
-    }
-    RETURN_IF_ERROR(now.status());
-    RETURN_IF_ERROR(CheckFileUnchanged(file, *now, path));
+    ASSIGN_OR_RETURN(const bool is_there, IsThereUnchanged(file_system, file, path));
+    if (is_there) continue;
+    return MakeError(Reason::kCheckpointChanged,
+                     absl::StrCat(Printable(path), ": the file is gone; restore it or register another model"),
+                     {{"file", Printable(file.name)}, {"path", Printable(path)}, {"changed", "gone"}});
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int> CountGone(FileSystem& file_system, const CheckpointIdentity& identity) {
+  int gone = 0;
+  for (const FileIdentity& file : identity.files) {
+    ASSIGN_OR_RETURN(const bool is_there, IsThereUnchanged(file_system, file, PathOf(identity.folder, file.name)));
+    if (!is_there) ++gone;
+  }
+  return gone;
 }
 
 std::string HubBlobSha256(const std::string& resolved_path) {

@@ -43,7 +43,10 @@ absl::StatusOr<CheckpointIdentity> ReadCheckpointIdentity(FileSystem& file_syste
 // file that has not, with what changed; files that are gone are named as such.
 absl::Status CheckUnchanged(FileSystem& file_system, const CheckpointIdentity& identity);
 
-// The same for one file, of which `now` is known. `path` stands in the message.
+// How many of the files are gone, again by stat alone. CHECKPOINT_CHANGED for one that is there and is not what it was.
+absl::StatusOr<int> CountGone(FileSystem& file_system, const CheckpointIdentity& identity);
+
+// CHECKPOINT_CHANGED unless `file` has the stat that it had, given what that is `now`. `path` stands in the message.
 absl::Status CheckFileUnchanged(const FileIdentity& file, const FileStat& now, const std::string& path);
 
 // The 64 hexadecimal digits that a hub cache names a blob by, if `resolved_path` is one whose name is the SHA-256 of

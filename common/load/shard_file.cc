@@ -19,7 +19,8 @@ int64_t RoundUp(int64_t value) { return RoundDown(value + kBlock - 1); }
 bool RefusesDirect(const absl::Status& status) {
   const auto metadata = GetErrorDetails(status).metadata;
   const auto name = metadata.find("errno");
-  return name != metadata.end() && (name->second == "EINVAL" || name->second == "EOPNOTSUPP" || name->second == "EFAULT");
+  return name != metadata.end() &&
+         (name->second == "EINVAL" || name->second == "EOPNOTSUPP" || name->second == "EFAULT");
 }
 
 }  // namespace

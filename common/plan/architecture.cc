@@ -46,7 +46,7 @@ const ArchitectureSet& ArchitectureSet::Embedded() {
   static const ArchitectureSet* const embedded = [] {
     auto* const set = new ArchitectureSet();
     std::set<std::string> names;
-    for (const EmbeddedArchitecture& file : EmbeddedArchitectures()) {
+    for (const EmbeddedFile& file : EmbeddedArchitectures()) {
       if (const absl::Status status = set->Add(file.label, file.text, names); !status.ok()) {
         std::fprintf(stderr, "an architecture file of this program is wrong: %s\n", status.ToString().c_str());
         std::abort();
@@ -88,6 +88,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectureFolder(FileSy
   std::map<std::string, std::string> texts;
   for (const std::string& name : *names) {
     if (!absl::EndsWith(name, ".json")) continue;
+    if (ToUtf8(name) != name) return unreadable(absl::InvalidArgumentError(Quote(name) + ": its name is not UTF-8"));
     auto text = file_system.ReadSmallFile(absl::StrCat(folder, "/", name), kMaxFileBytes);
     if (!text.ok()) return unreadable(text.status());
     texts[name] = *std::move(text);

@@ -1,15 +1,12 @@
-// The files of common/plan/architectures/, put into the program by cmake/EmbedArchitectures.cmake.
+// The files of common/plan/architectures/, which the program carries with it.
 #pragma once
 
 #include <span>
 
+#include "common/base/embedded_file.h"
+
 namespace weightbroker {
 
-struct EmbeddedArchitecture {
-  const char* label;
-  const char* text;
-};
-
-std::span<const EmbeddedArchitecture> EmbeddedArchitectures();
+std::span<const EmbeddedFile> EmbeddedArchitectures();
 
 }  // namespace weightbroker

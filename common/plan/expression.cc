@@ -104,6 +104,9 @@ absl::StatusOr<int64_t> ConfigNumbers::ValueOf(std::string_view name) const {
 }
 
 absl::StatusOr<int64_t> ConfigNumbers::Evaluate(std::string_view expression) const {
+  const auto too_large = [&] {
+    return Malformed(absl::StrCat(std::string(expression), " is too large"), std::string(expression));
+  };
   int64_t sum = 0;
   int64_t product = 0;
   for (const Term& term : Split(expression)) {
@@ -115,13 +118,10 @@ absl::StatusOr<int64_t> ConfigNumbers::Evaluate(std::string_view expression) con
       ASSIGN_OR_RETURN(value, ValueOf(term.text));
     }
     if (term.op == '+') {
-      sum += product;
+      if (__builtin_add_overflow(sum, product, &sum)) return too_large();
       product = value;
     } else if (term.op == '*') {
-      if (product != 0 && value > std::numeric_limits<int64_t>::max() / 2 / product) {
-        return Malformed(absl::StrCat(std::string(expression), " is too large"), std::string(expression));
-      }
-      product *= value;
+      if (__builtin_mul_overflow(product, value, &product)) return too_large();
     } else {
       if (value == 0 || product % value != 0) {
         return Malformed(absl::StrCat("in ", std::string(expression), ", ", product, " is no multiple of ", value),
@@ -130,7 +130,8 @@ absl::StatusOr<int64_t> ConfigNumbers::Evaluate(std::string_view expression) con
       product /= value;
     }
   }
-  return sum + product;
+  if (__builtin_add_overflow(sum, product, &sum)) return too_large();
+  return sum;
 }
 
 }  // namespace weightbroker

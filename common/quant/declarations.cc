@@ -129,15 +129,17 @@ class Search {
     for (size_t i = 0; i < value.size(); ++i) InAnything(absl::StrCat(where, "[", i, "]"), value[i]);
   }
 
-  // A data type, or an object of them, one for each part of the model.
+  // A data type, or a list or an object of them, one for each part of the model, at whatever depth.
   void InDtype(const std::string& where, const Json& value, bool is_of_weights) {
     if (value.is_object()) {
-      for (const auto& [key, child] : value.items()) {
-        if (!child.is_structured()) InDtype(Join(where, Printable(key)), child, is_of_weights);
-      }
+      for (const auto& [key, child] : value.items()) InDtype(Join(where, Printable(key)), child, is_of_weights);
       return;
     }
-    if (SaysNothing(value) || value.is_array()) return;
+    if (value.is_array()) {
+      for (size_t i = 0; i < value.size(); ++i) InDtype(absl::StrCat(where, "[", i, "]"), value[i], is_of_weights);
+      return;
+    }
+    if (SaysNothing(value)) return;
     std::string word = value.is_string() ? LowerCase(value.get<std::string>()) : value.dump();
     if (word.rfind("torch.", 0) == 0) word = word.substr(6);
     if (kPlainDtypes.count(word) != 0) return;

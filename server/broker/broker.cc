@@ -87,6 +87,7 @@ struct Broker::Parts {
             .publications = &publications,
             .resolver = &resolver,
             .identities = &identities,
+            .file_system = options.file_system,
             .tickets = &tickets,
             .metrics = &metrics,
             .workers = &workers,
@@ -99,6 +100,7 @@ struct Broker::Parts {
             .architectures_sha256 = HashArchitectures(options.architectures),
             .memory_limit_bytes = options.memory_limit_bytes,
             .outlives_broker = options.vault->outlives_broker(),
+            .exports_unverified = options.exports_unverified,
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
             .find_peer = [this](const std::string& grpc_peer) { return peers.Find(grpc_peer); }};

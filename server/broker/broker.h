@@ -36,6 +36,7 @@ struct BrokerOptions {
   std::chrono::milliseconds publish_timeout{std::chrono::hours(1)};  // from a grant to Commit
   PublishQuantizations publish_quantizations;
   std::chrono::milliseconds loader_stall_timeout{600'000};  // without progress; 0: never kill for it
+  bool exports_unverified = false;                          // weight sets whose files are gone
   std::map<std::string, std::string> architectures;         // file name to contents, besides those that are built in
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
   AccessPolicy access;

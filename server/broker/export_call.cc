@@ -72,13 +72,43 @@ void ExportCall::RunBySpec() {
 }
 
 absl::Status ExportCall::ExportBySpec() {
-  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  const SetsOfSpec found = FindSets(*context_.registry, resolved);
-  if (!found.same.empty()) return ExportSet(ChooseSet(found.same));
+  const auto resolved = ResolveSpec(context_, request_.spec(), request_.environment());
+  if (!resolved.ok()) return ExportUnverified(resolved.status());
+  const SetsOfSpec found = FindSets(*context_.registry, *resolved);
+  if (!found.same.empty()) {
+    identity_state_ = v1::IDENTITY_STATE_VERIFIED;
+    return ExportSet(ChooseSet(found.same));
+  }
   if (found.closest.has_value()) return MismatchError(*context_.metrics, *found.closest);
   return MakeError(Reason::kNotResident,
-                   absl::StrCat("no weight set of ", resolved.spec.model(), " is resident; call Register to load it"),
-                   {{"model", resolved.spec.model()}});
+                   absl::StrCat("no weight set of ", resolved->spec.model(), " is resident; call Register to load it"),
+                   {{"model", resolved->spec.model()}});
+}
+
+// The spec cannot be resolved: if it is because files are gone that what is resident was made from, that set is what
+// was meant, and whether it may be exported is the operator's to say.
+absl::Status ExportCall::ExportUnverified(const absl::Status& cause) {
+  const std::vector<WeightSetRef> sets = FindSetsOfGoneFiles(context_, request_.spec(), request_.environment());
+  if (sets.empty()) return cause;
+  const WeightSetRef set = ChooseSet(sets);
+  const bool allowed = context_.exports_unverified;
+  const std::string& fingerprint = set->fingerprint().hash;
+  context_.metrics->CountUnverifiedExport(allowed);
+  Log(LogLevel::kWarning, "export.unverified",
+      {{"identity", "unverified"},
+       {"allowed", allowed ? "true" : "false"},
+       {"fingerprint", fingerprint},
+       {"cause", std::string(cause.message())}});
+  if (!allowed) {
+    return MakeError(Reason::kModelNotFound,
+                     absl::StrCat(std::string(cause.message()),
+                                  "; weights made from these files are resident, but no longer known to be theirs: "
+                                  "restore the files, name the set by its fingerprint, ",
+                                  fingerprint, ", or have the service started with --unverified_exports=allow"),
+                     {{"model", set->spec().model()}, {"fingerprint", fingerprint}, {"identity", "unverified"}});
+  }
+  identity_state_ = v1::IDENTITY_STATE_UNVERIFIED;
+  return ExportSet(set);
 }
 
 // Of sets that differ only in their devices: one that can be had, of the kind that the caller likes best.
@@ -215,6 +245,7 @@ void ExportCall::SendHeader(v1::ExportHeader* header, const WeightSetRef& set, c
   const WeightSetView view = context_.registry->View(set);
   header->set_fingerprint(set->fingerprint().hash);
   header->set_generation(view.generation);
+  header->set_identity_state(identity_state_);
   SetTimestamp(view.resident_time, header->mutable_resident_time());
   header->set_rank(shard.rank);
   header->set_device(shard.device);

@@ -31,6 +31,7 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   absl::Status StartExport();
   void RunBySpec();
   absl::Status ExportBySpec();
+  absl::Status ExportUnverified(const absl::Status& cause);
   WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
   absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
@@ -52,6 +53,7 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   const ServiceContext& context_;
   v1::ExportRequest request_;  // constant after construction
   bool request_parsed_ = false;
+  v1::IdentityState identity_state_ = v1::IDENTITY_STATE_UNSPECIFIED;  // set before the header is sent
 
   Mutex lease_mutex_;
   Lease lease_ ABSL_GUARDED_BY(lease_mutex_);

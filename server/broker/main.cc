@@ -138,6 +138,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   for (const EngineMethod& method : config.publish_quantizations) {
     options.publish_quantizations.insert({method.engine, method.version, method.method});
   }
+  options.exports_unverified = config.exports_unverified;
   options.loader_stall_timeout = config.loader_stall_timeout;
   options.metrics_port = config.metrics_port;
   options.access = {config.allowed_uids, config.allowed_gids};

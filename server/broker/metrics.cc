@@ -156,6 +156,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
+      unverified_exports_(AddCounters(MetricId::kUnverifiedExportsTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
@@ -177,6 +178,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   exporters_ended_.Add({});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
+  for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
 }
 
@@ -220,6 +222,10 @@ void Metrics::CountExporterEnded() { exporters_ended_.Add({}).Increment(); }
 
 void Metrics::CountExport(ExportResult result) {
   exports_.Add({{"result", kExportResults[static_cast<size_t>(result)]}}).Increment();
+}
+
+void Metrics::CountUnverifiedExport(bool allowed) {
+  unverified_exports_.Add({{"result", allowed ? "allowed" : "refused"}}).Increment();
 }
 
 void Metrics::CountRefusal(const std::string& reason) {

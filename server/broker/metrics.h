@@ -70,6 +70,8 @@ struct MetricInfo {
     "Time from Register to residency, of loads that got there.")                                                    \
   X(kExportsTotal, "weightbroker_exports_total", kCounter, "result",                                                \
     "Exports: granted (with a lease), renewed (a lease that ended with its broker), looked (without), refused.")    \
+  X(kUnverifiedExportsTotal, "weightbroker_unverified_exports_total", kCounter, "result",                           \
+    "Exports by spec of what is resident while files that it was made from are gone: allowed, refused.")            \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -140,6 +142,7 @@ class Metrics {
   void CountAdoptions(AdoptionResult result, int count);
   void CountExporterEnded();
   void CountExport(ExportResult result);
+  void CountUnverifiedExport(bool allowed);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
   void CountConnectionRefused(const std::string& reason);
@@ -165,6 +168,7 @@ class Metrics {
   Counters& adoptions_;
   Counters& exporters_ended_;
   Counters& exports_;
+  Counters& unverified_exports_;
   Counters& refusals_;
   Counters& mismatches_;
   Counters& rpcs_;

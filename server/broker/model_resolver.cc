@@ -85,6 +85,22 @@ absl::StatusOr<std::string> ModelResolver::Resolve(const std::string& model) con
   return resolved;
 }
 
+absl::StatusOr<std::string> ModelResolver::ResolveGone(const std::string& model) const {
+  ASSIGN_OR_RETURN(const std::string path, ExpandRoot(model));
+  std::filesystem::path there = std::filesystem::path(path).lexically_normal();
+  std::filesystem::path gone;
+  auto resolved = file_system_->RealPath(there.string());
+  while (!resolved.ok() && there.has_relative_path()) {
+    if (there.has_filename()) gone = gone.empty() ? there.filename() : there.filename() / gone;
+    there = there.parent_path();
+    resolved = file_system_->RealPath(there.string());
+  }
+  RETURN_IF_ERROR(resolved.status());
+  const std::string whole = gone.empty() ? *resolved : (std::filesystem::path(*resolved) / gone).string();
+  RETURN_IF_ERROR(CheckInside(whole, model));
+  return whole;
+}
+
 absl::StatusOr<std::string> ModelResolver::ExpandRoot(const std::string& model) const {
   if (model.empty() || model.size() > kMaxModelBytes || HasControlCharacters(model)) {
     return MakeError(Reason::kInvalidArgument,

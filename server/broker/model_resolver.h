@@ -35,6 +35,10 @@ class ModelResolver {
   // INVALID_ARGUMENT for other words. What lies outside the roots is MODEL_OUTSIDE_ROOTS whether it is there or not.
   absl::StatusOr<std::string> Resolve(const std::string& model) const;
 
+  // Where a folder that is gone was: what is left of the path resolved, and the rest added to it. Fails as Resolve does
+  // but for MODEL_NOT_FOUND.
+  absl::StatusOr<std::string> ResolveGone(const std::string& model) const;
+
   // MODEL_OUTSIDE_ROOTS, naming both, unless `resolved_path` (symbolic links resolved) lies inside a root. `named_as`
   // is what led there.
   absl::Status CheckInside(const std::string& resolved_path, const std::string& named_as) const;

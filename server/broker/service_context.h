@@ -33,6 +33,7 @@ struct ServiceContext {
   PublicationManager* publications = nullptr;
   const ModelResolver* resolver = nullptr;
   IdentityCache* identities = nullptr;
+  FileSystem* file_system = nullptr;
   TicketBox* tickets = nullptr;
   Metrics* metrics = nullptr;
   WorkerPool* workers = nullptr;
@@ -44,7 +45,8 @@ struct ServiceContext {
   PublishQuantizations publish_quantizations;
   std::string architectures_sha256;  // part of every fingerprint; empty for none but those that are built in
   int64_t memory_limit_bytes = 0;
-  bool outlives_broker = false;  // what is resident
+  bool outlives_broker = false;     // what is resident
+  bool exports_unverified = false;  // what is resident, when its files are gone
   std::chrono::system_clock::time_point start_time;
   std::chrono::milliseconds ticket_lifetime{60'000};
   // The caller behind ServerContext::peer(); nullopt for a connection that the endpoint did not accept.

@@ -60,6 +60,23 @@ Fingerprint ResolvedSpec::FingerprintOn(const DeviceFacts& facts) const {
   return ComputeFingerprint(spec, environment, *identity, facts, architectures_sha256);
 }
 
+std::vector<WeightSetRef> FindSetsOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
+                                              const v1::Environment& environment) {
+  std::vector<WeightSetRef> sets;
+  auto complete = CompleteSpec(spec);
+  const auto folder = context.resolver->ResolveGone(spec.model());
+  if (!complete.ok() || !folder.ok() || !CheckEnvironment(environment).ok()) return sets;
+  complete->set_model(*folder);
+  for (const WeightSetRef& set : context.registry->FindByModel(*folder)) {
+    const Fingerprint wanted = ComputeFingerprint(*complete, environment, set->identity(),
+                                                  DeviceFactsOf(set->fingerprint()), context.architectures_sha256);
+    if (wanted.hash != set->fingerprint().hash) continue;
+    const auto gone = CountGone(*context.file_system, set->identity());
+    if (gone.ok() && *gone > 0) sets.push_back(set);
+  }
+  return sets;
+}
+
 SetsOfSpec FindSets(const Registry& registry, const ResolvedSpec& resolved) {
   SetsOfSpec found;
   FingerprintsByFacts fingerprints(resolved);

@@ -40,6 +40,11 @@ struct ResolvedSpec {
 absl::StatusOr<ResolvedSpec> ResolveSpec(const ServiceContext& context, const v1::WeightSpec& spec,
                                          const v1::Environment& environment);
 
+// The sets that a spec stood for before files were lost: what they were made from is gone in part or altogether, what
+// is left of it is unchanged, and nothing else about them differs from what is asked for. By stat alone, which blocks.
+std::vector<WeightSetRef> FindSetsOfGoneFiles(const ServiceContext& context, const v1::WeightSpec& spec,
+                                              const v1::Environment& environment);
+
 struct ClosestSet {
   WeightSetRef set;
   std::string requested_fingerprint;                   // of the spec, on the set's devices

@@ -195,6 +195,8 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
                               [&](std::chrono::milliseconds time) { config.publish_timeout = time; }));
   RETURN_IF_ERROR(flags.Parse("publish_quantizations", ParseEngineMethod,
                               [&](EngineMethod method) { config.publish_quantizations.push_back(std::move(method)); }));
+  RETURN_IF_ERROR(
+      flags.Parse("unverified_exports", ParsePermission, [&](bool allowed) { config.exports_unverified = allowed; }));
   RETURN_IF_ERROR(flags.Parse("loader_stall_timeout", ParseDuration,
                               [&](std::chrono::milliseconds time) { config.loader_stall_timeout = time; }));
   RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));

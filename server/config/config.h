@@ -48,6 +48,7 @@ struct BrokerConfig {
   int max_concurrent_loads = 2;
   std::chrono::milliseconds publish_timeout{std::chrono::minutes(60)};
   std::vector<EngineMethod> publish_quantizations;
+  bool exports_unverified = false;
   std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
   LogLevel log_level = LogLevel::kInfo;
 

@@ -50,6 +50,9 @@ constexpr FlagRow kRows[] = {
      "and version"},
     {"architecture_dir", kText, kEverywhere, "PATH", "",
      "A folder of architecture files (*.json), which say how to split the weights of models that are not built in"},
+    {"unverified_exports", kText, kEverywhere, "POLICY", "refuse",
+     "What becomes of an Export by spec of weights that are resident while files that they were made from are gone: "
+     "refuse or allow"},
     {"metrics_address", kText, kEverywhere, "ADDRESS", "127.0.0.1:9464",
      "Where Prometheus finds /metrics: 127.0.0.1:PORT, port 0 for a free one, or empty for nowhere"},
     {"reader_threads", kText, kEverywhere, "N", "0", "Threads that read a checkpoint, at most 256; 0 chooses"},

@@ -113,6 +113,12 @@ absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
   return Bad(absl::StrCat("\"", text, "\" is not a log level: give debug, info, warning or error"));
 }
 
+absl::StatusOr<bool> ParsePermission(const std::string& text) {
+  if (text == "allow") return true;
+  if (text == "refuse") return false;
+  return Bad(absl::StrCat("\"", text, "\" is not a policy: give refuse or allow"));
+}
+
 absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text) {
   constexpr std::string_view kHost = "127.0.0.1:";
   if (text.empty()) return std::optional<int>();

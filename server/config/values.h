@@ -42,6 +42,9 @@ absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text);
 // "127.0.0.1:PORT" to its port, empty to nullopt. No other address: metrics have no access control of their own.
 absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);
 
+// "allow" or "refuse".
+absl::StatusOr<bool> ParsePermission(const std::string& text);
+
 // "name=/path" to both, the path with symbolic links resolved. The name is what stands before the colon in a spec.
 absl::StatusOr<std::pair<std::string, std::string>> ParseModelRoot(const std::string& text);
 

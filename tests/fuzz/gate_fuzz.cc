@@ -1,11 +1,15 @@
-// The input is config.json, then, each after a NUL byte, a side file (may be empty) and bytes that choose tensors, four
-// for each: name, type, rows, columns.
+// The input is config.json, then, each after a NUL byte, side files (any of them may be empty; a byte 0x1E stands
+// between them, in the order of kQuantizationSideFiles) and bytes that choose tensors, four for each: name, type, rows,
+// columns.
 #include <algorithm>
+#include <cctype>
+#include <set>
 #include <string_view>
 
 #include "common/base/json.h"
 #include "common/quant/gate.h"
 #include "tests/fuzz/check.h"
+#include "tests/fuzz/target.h"
 
 namespace weightbroker {
 namespace {
@@ -19,13 +23,6 @@ constexpr const char* kNames[] = {"model.layers.0.mlp.gate.weight",
                                   "a.qweight",
                                   ""};
 constexpr const char* kTypes[] = {"F8_E4M3", "BF16", "F32", "F16", "U8", "F8_E8M0", "I32", "F4"};
-
-std::string_view TakeUntilNul(std::string_view& input) {
-  const size_t nul = std::min(input.find('\0'), input.size());
-  const std::string_view part = input.substr(0, nul);
-  input.remove_prefix(std::min(nul + 1, input.size()));
-  return part;
-}
 
 std::vector<CheckpointTensor> MakeTensors(std::string_view bytes) {
   std::map<std::string, CheckpointTensor> by_name;
@@ -48,11 +45,69 @@ bool HasFp8(const Checkpoint& checkpoint) {
                      [](const CheckpointTensor& tensor) { return tensor.dtype->proto == v1::DATA_TYPE_F8_E4M3; });
 }
 
+std::string Lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// Maps of labels: their keys are words of people.
+bool IsOfLabels(const std::string& key) { return key == "label2id" || key == "id2label"; }
+
+// Whether a value somewhere declares a quantization, or a data type that is no plain float: a second opinion, which
+// looks at every pair of key and value of the config.
+bool SaysQuantized(const std::string& key, const nlohmann::json& value, bool in_dtype) {
+  static const std::set<std::string> kDeclarations = {"quantization_config", "compression_config", "quantization",
+                                                      "quant_config", "quantize_config"};
+  static const std::set<std::string> kPlain = {"",      "auto",    "float64", "fp64", "double",   "float32", "fp32",
+                                               "float", "float16", "fp16",    "half", "bfloat16", "bf16"};
+  const std::string word = Lower(key);
+  if (kDeclarations.count(word) != 0) return !value.is_null();
+  in_dtype = in_dtype || word.find("dtype") != std::string::npos;
+  if (value.is_object()) {
+    return std::any_of(value.items().begin(), value.items().end(), [&](const auto& item) {
+      return !IsOfLabels(item.key()) && SaysQuantized(item.key(), item.value(), in_dtype);
+    });
+  }
+  if (value.is_array()) {
+    return std::any_of(value.begin(), value.end(),
+                       [&](const nlohmann::json& element) { return SaysQuantized("", element, in_dtype); });
+  }
+  if (!in_dtype || !value.is_string()) return false;
+  const std::string dtype = Lower(value.get<std::string>());
+  return kPlain.count(dtype.rfind("torch.", 0) == 0 ? dtype.substr(6) : dtype) == 0;
+}
+
+int64_t Blocks(int64_t size) { return (size + 127) / 128; }
+
+// Every FP8 weight has a scale for each of its blocks, and every scale has its weight.
+void CheckScales(const Checkpoint& checkpoint) {
+  std::map<std::string, const CheckpointTensor*> by_name;
+  for (const CheckpointTensor& tensor : checkpoint.tensors) by_name[tensor.name] = &tensor;
+  for (const auto& [name, tensor] : by_name) {
+    if (tensor->dtype->proto == v1::DATA_TYPE_F8_E4M3) {
+      const auto scale = by_name.find(name + "_scale_inv");
+      FUZZ_CHECK(scale != by_name.end() && tensor->shape.size() == 2);
+      FUZZ_CHECK(scale->second->dtype->name == "F32" || scale->second->dtype->name == "F16" ||
+                 scale->second->dtype->name == "BF16");
+      int64_t scales = 1;
+      for (const int64_t dimension : scale->second->shape) scales *= dimension;
+      FUZZ_CHECK(scales == Blocks(tensor->shape[0]) * Blocks(tensor->shape[1]));
+    }
+    if (name.size() >= 10 && name.compare(name.size() - 10, 10, "_scale_inv") == 0) {
+      const auto weight = by_name.find(name.substr(0, name.size() - 10));
+      FUZZ_CHECK(weight != by_name.end() && weight->second->dtype->proto == v1::DATA_TYPE_F8_E4M3);
+    }
+  }
+}
+
 void CheckAccepted(const Checkpoint& checkpoint, const Quantization& quantization) {
-  const auto declared = checkpoint.config.find("quantization_config");
-  const bool declares = declared != checkpoint.config.end() && !declared->is_null();
+  for (const CheckpointTensor& tensor : checkpoint.tensors) {
+    FUZZ_CHECK(tensor.dtype->proto != v1::DATA_TYPE_UNSPECIFIED);
+  }
+  CheckScales(checkpoint);
   if (quantization.method == "none") {
-    FUZZ_CHECK(!declares && checkpoint.side_files.empty());
+    FUZZ_CHECK(checkpoint.side_files.empty());
+    FUZZ_CHECK(!SaysQuantized("", checkpoint.config, false));
     FUZZ_CHECK(!HasFp8(checkpoint));
   } else {
     FUZZ_CHECK(quantization.method == "fp8");
@@ -61,17 +116,42 @@ void CheckAccepted(const Checkpoint& checkpoint, const Quantization& quantizatio
   }
 }
 
-void Run(std::string_view input) {
+bool IsTakenForUnquantized(const nlohmann::json& config, const std::map<std::string, nlohmann::json>& side_files) {
+  const auto quantization = ReadQuantizationConfig(config, side_files);
+  return quantization.ok() && quantization->method == "none";
+}
+
+// What is not taken for unquantized is not so either further down, in a list, or in a file of its own.
+void HideElsewhere(const nlohmann::json& config) {
+  if (IsTakenForUnquantized(config, {})) return;
+  FUZZ_CHECK(!IsTakenForUnquantized({{"thinker_config", {{"text_config", config}}}}, {}));
+  FUZZ_CHECK(!IsTakenForUnquantized({{"parts", nlohmann::json::array({nlohmann::json::array({config})})}}, {}));
+  for (const char* const name : kQuantizationSideFiles) {
+    FUZZ_CHECK(!IsTakenForUnquantized(nlohmann::json::object(), {{name, config}}));
+  }
+}
+
+// False if one is no JSON.
+bool AddSideFiles(std::string_view texts, Checkpoint& checkpoint) {
+  for (const char* const name : kQuantizationSideFiles) {
+    const size_t end = std::min(texts.find('\x1E'), texts.size());
+    const std::string_view text = texts.substr(0, end);
+    texts.remove_prefix(std::min(end + 1, texts.size()));
+    if (text.empty()) continue;
+    auto contents = ParseStrictJson(text);
+    if (!contents.ok()) return false;
+    checkpoint.side_files[name] = *std::move(contents);
+  }
+  return true;
+}
+
+void Judge(std::string_view input) {
   Checkpoint checkpoint;
   checkpoint.files.shard_names = {"model.safetensors"};
-  auto config = ParseStrictJson(TakeUntilNul(input));
+  auto config = ParseStrictJson(TakeText(input));
   if (!config.ok() || !config->is_object()) return;
   checkpoint.config = *std::move(config);
-  if (const std::string_view text = TakeUntilNul(input); !text.empty()) {
-    auto side_file = ParseStrictJson(text);
-    if (!side_file.ok()) return;
-    checkpoint.side_files["hf_quant_config.json"] = *std::move(side_file);
-  }
+  if (!AddSideFiles(TakeText(input), checkpoint)) return;
   checkpoint.tensors = MakeTensors(input);
   if (checkpoint.tensors.empty()) checkpoint.tensors = MakeTensors(std::string_view("\x05\x01\x01\x01", 4));
   const auto quantization = CheckQuantization(checkpoint);
@@ -80,12 +160,10 @@ void Run(std::string_view input) {
   } else {
     CheckRefusal(quantization.status());
   }
+  HideElsewhere(checkpoint.config);
 }
 
 }  // namespace
 }  // namespace weightbroker
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  weightbroker::Run(std::string_view(reinterpret_cast<const char*>(data), size));
-  return 0;
-}
+FUZZ_TARGET(gate) { weightbroker::Judge(input); }

@@ -1,36 +1,13 @@
 // The input is a whole file.
 #include <algorithm>
-#include <cstring>
 
 #include "common/checkpoint/safetensors.h"
 #include "tests/fuzz/check.h"
+#include "tests/fuzz/target.h"
+#include "tests/support/memory_files.h"
 
 namespace weightbroker {
 namespace {
-
-class MemoryFile : public File {
- public:
-  explicit MemoryFile(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  absl::StatusOr<int64_t> ReadAt(int64_t offset_bytes, std::span<std::byte> buffer) override {
-    const auto offset = static_cast<size_t>(offset_bytes);
-    if (offset >= bytes_.size()) return 0;
-    const auto part = bytes_.subspan(offset, std::min(buffer.size(), bytes_.size() - offset));
-    std::copy(part.begin(), part.end(), buffer.begin());
-    return static_cast<int64_t>(part.size());
-  }
-  absl::StatusOr<FileStat> Stat() override {
-    FileStat stat;
-    stat.size_bytes = static_cast<int64_t>(bytes_.size());
-    stat.is_regular_file = true;
-    return stat;
-  }
-  const std::string& path() const override { return path_; }
-
- private:
-  const std::span<const std::byte> bytes_;
-  const std::string path_ = "fuzz.safetensors";
-};
 
 // What the rest of the program relies on once a header is accepted.
 void CheckAccepted(const SafetensorsHeader& header, size_t file_size_bytes) {
@@ -55,14 +32,13 @@ void CheckAccepted(const SafetensorsHeader& header, size_t file_size_bytes) {
 }  // namespace
 }  // namespace weightbroker
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+FUZZ_TARGET(safetensors) {
   using namespace weightbroker;
-  MemoryFile file(std::as_bytes(std::span(data, size)));
+  MemoryFile file("fuzz.safetensors", input);
   const auto header = ReadSafetensorsHeader(file, "fuzz.safetensors");
   if (header.ok()) {
-    CheckAccepted(*header, size);
+    CheckAccepted(*header, input.size());
   } else {
     CheckRefusal(header.status());
   }
-  return 0;
 }

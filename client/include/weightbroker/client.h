@@ -128,6 +128,10 @@ struct AttachOptions {
   // Which of the spec's ranks this engine is, from 0: the one whose shard it gets. RANK_NOT_HERE if the service holds
   // only others.
   int32_t rank = 0;
+  // Attaches to the weight set with this fingerprint (all 64 digits), whatever the model's files are now; NOT_RESIDENT
+  // if there is none, and nothing is registered. Empty: to the one that spec, environment and files come to. From disk
+  // it is not looked at.
+  std::string fingerprint;
   // The engine's GPU, as this process counts (torch's cuda:N); -1 for weights in host memory. Weights that lie on
   // another GPU are refused, though the driver could map them: every access would go over the link between the two.
   // The calling thread's current device and context stay as they are. The GPU's primary context, which torch and

@@ -289,10 +289,8 @@ inline int ReceiveAll(const Call& call, int socket, int* fds, size_t count, size
   return 0;
 }
 
-inline int Exchange(const Call& call, int socket, const void* ticket, size_t ticket_size, int* fds, size_t fd_capacity,
-                    size_t* fd_count) {
-  if (const int code = ConnectTo(call, socket)) return code;
-  if (const int code = SendRequest(call, socket, ticket, ticket_size)) return code;
+// Reads all of the service's answer. On failure no descriptor is left open.
+inline int ReceiveDescriptors(const Call& call, int socket, int* fds, size_t fd_capacity, size_t* fd_count) {
   size_t count = 0;
   if (const int code = ReceiveReply(call, socket, &count)) return code;
   if (count > fd_capacity) return call.Fail(ENOBUFS, "no room", "there are more descriptors than fd_capacity");
@@ -302,6 +300,13 @@ inline int Exchange(const Call& call, int socket, const void* ticket, size_t tic
     *fd_count = 0;
   }
   return code;
+}
+
+inline int Exchange(const Call& call, int socket, const void* ticket, size_t ticket_size, int* fds, size_t fd_capacity,
+                    size_t* fd_count) {
+  if (const int code = ConnectTo(call, socket)) return code;
+  if (const int code = SendRequest(call, socket, ticket, ticket_size)) return code;
+  return ReceiveDescriptors(call, socket, fds, fd_capacity, fd_count);
 }
 
 }  // namespace redeem_internal

@@ -1,7 +1,4 @@
-#include <arpa/inet.h>
 #include <google/protobuf/descriptor.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,6 +21,7 @@ using ::testing::HasSubstr;
 using testing::IsOk;
 using testing::LoadsWell;
 using testing::OpenExport;
+using testing::Scrape;
 using testing::ServiceTest;
 using ::testing::SizeIs;
 using testing::StatusIs;
@@ -196,23 +194,6 @@ TEST_F(LifecycleServiceTest, AnEngineMayComeAndGoWhileItShutsDown) {
 }
 
 // ---- Metrics.
-
-// GET /metrics, the body.
-std::string Scrape(int port) {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return "";
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (write(socket.get(), request.data(), request.size()) < 0) return "";
-  std::string response;
-  char buffer[4096];
-  for (ssize_t n = 0; (n = read(socket.get(), buffer, sizeof(buffer))) > 0;)
-    response.append(buffer, static_cast<size_t>(n));
-  return response.substr(response.find("\r\n\r\n") + 4);
-}
 
 TEST_F(LifecycleServiceTest, CountersMoveAndALiveScrapeSatisfiesPromtool) {
   BrokerOptions options;

@@ -88,6 +88,18 @@ TEST_F(ModelResolverTest, SaysThatAModelIsNotThere) {
   EXPECT_THAT(Make().Resolve("models:nothing"), StatusIs(Reason::kModelNotFound));
 }
 
+TEST_F(ModelResolverTest, SaysWhereAModelThatIsGoneWas) {
+  fs::create_directory_symlink(Path("models"), Path("alias"));
+  const auto resolver = ModelResolver::Create(RealFileSystem(), {{"a", Path("alias")}});
+  ASSERT_THAT(resolver, IsOk());
+  EXPECT_EQ(resolver->ResolveGone("a:llama").value(), Path("models/llama")) << "it is there";
+  EXPECT_EQ(resolver->ResolveGone("a:gone/8b/").value(), Path("models/gone/8b"));
+  EXPECT_EQ(resolver->ResolveGone(Path("alias/gone")).value(), Path("models/gone"));
+  EXPECT_THAT(resolver->ResolveGone("a:../outside/gone"), StatusIs(Reason::kModelOutsideRoots));
+  EXPECT_THAT(resolver->ResolveGone(Path("nothing")), StatusIs(Reason::kModelOutsideRoots));
+  EXPECT_THAT(resolver->ResolveGone("b:llama"), StatusIs(Reason::kModelRootUnknown));
+}
+
 TEST_F(ModelResolverTest, RefusesAFileInPlaceOfAFolder) {
   testing::WriteFile(Path("models/file"), "x");
   EXPECT_THAT(Make().Resolve("models:file"), StatusIs(Reason::kModelNotFound, HasSubstr("not a folder")));

@@ -1,9 +1,13 @@
 // A real broker behind a real Unix socket, spoken to through the generated stub; only the loaders are scripted.
 #pragma once
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -108,6 +112,23 @@ class OpenExport {
   std::vector<v1::Tensor> tensors_;
   int chunk_count_ = 0;
 };
+
+// GET /metrics, the body.
+inline std::string Scrape(int port) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return "";
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (write(socket.get(), request.data(), request.size()) < 0) return "";
+  std::string response;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(socket.get(), buffer, sizeof(buffer))) > 0;)
+    response.append(buffer, static_cast<size_t>(n));
+  return response.substr(response.find("\r\n\r\n") + 4);
+}
 
 class ServiceTest : public ::testing::Test {
  protected:

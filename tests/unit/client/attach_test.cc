@@ -101,6 +101,30 @@ TEST(Attach, AsksForWhatTheEngineWantsAndCanMap) {
   EXPECT_THAT(asked.handle_kinds(), ElementsAre(v1::HANDLE_KIND_HOST_MEMFD));
 }
 
+TEST(Attach, AsksForTheWeightSetWithAFingerprintAndRegistersNoOther) {
+  FakeService service;
+  v1::ExportRequest asked;
+  service.on_export = [&](ExportCall& call) {
+    asked = call.request();
+    return ToGrpc(MakeError(Reason::kNotResident, "there is none"));
+  };
+  int registrations = 0;
+  service.on_register = [&](const v1::RegisterRequest&, grpc::ServerWriter<v1::RegisterResponse>&) {
+    ++registrations;
+    return grpc::Status::OK;
+  };
+  AttachOptions options = NoFallback();
+  options.fingerprint = service.fingerprint();
+  options.register_if_missing = true;
+
+  const auto weights = Connect(service).Attach(Spec(), options);
+
+  EXPECT_EQ(weights.status().reason(), "NOT_RESIDENT");
+  EXPECT_EQ(asked.fingerprint(), service.fingerprint());
+  EXPECT_FALSE(asked.has_spec());
+  EXPECT_EQ(registrations, 0);
+}
+
 TEST(Attach, HoldsTheLeaseUntilTheWeightsAreDestroyed) {
   FakeService service;
   {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/wire.h"
 #include "tests/support/status_matchers.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
 
@@ -153,6 +154,45 @@ TEST(ManifestDecoder, PassesOverFieldsOfALaterVersion) {
   row.GetReflection()->MutableUnknownFields(&row)->AddLengthDelimited(100, "later");
 
   EXPECT_THAT(Decode(Message({row}), 1), IsOk());
+}
+
+// As a message whose only tensor has these bytes.
+absl::StatusOr<Manifest> DecodeRow(const std::string& row) {
+  WireWriter chunk;
+  chunk.AddBytes(1, row);
+  WireWriter response;
+  response.AddBytes(2, chunk.bytes());
+  return Decode(RawMessage(response.bytes()), 1);
+}
+
+TEST(ManifestDecoder, ReadsDimensionsThatComeOneByOne) {
+  v1::Tensor row = Row("w");
+  row.clear_shape();
+  WireWriter shape;
+  shape.AddVarint(3, 4);
+  shape.AddVarint(3, 3);
+
+  const auto manifest = DecodeRow(row.SerializeAsString() + shape.bytes());
+
+  ASSERT_THAT(manifest, IsOk());
+  EXPECT_THAT(manifest->tensors[0].shape, ElementsAre(4, 3));
+}
+
+TEST(ManifestDecoder, RefusesAKnownFieldOfAnotherTypeOnTheWire) {
+  for (const int number : {1, 7, 8, 11}) {
+    WireWriter field;
+    field.AddVarint(number, 1);
+    EXPECT_THAT(DecodeRow(Row("w").SerializeAsString() + field.bytes()),
+                StatusIs(Reason::kProtocolError, HasSubstr("not a serialized Tensor")))
+        << number;
+  }
+  for (const int number : {2, 4, 5, 6, 10}) {
+    WireWriter field;
+    field.AddBytes(number, "");
+    EXPECT_THAT(DecodeRow(Row("w").SerializeAsString() + field.bytes()),
+                StatusIs(Reason::kProtocolError, HasSubstr("not a serialized Tensor")))
+        << number;
+  }
 }
 
 TEST(ManifestDecoder, RefusesTensorsThatDoNotLieInTheirSlab) {

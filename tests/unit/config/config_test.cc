@@ -45,6 +45,7 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
                              "--reader_threads=3",
                              "--max_concurrent_loads=5",
                              "--log_level=warning",
+                             "--unverified_exports=allow",
                              "--loader_path=/bin/sh",
                              "--broker_path=/bin/sh",
                              "--keeper_socket=/tmp/k.sock",
@@ -72,6 +73,7 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->reader_threads, 3);
   EXPECT_EQ(config->max_concurrent_loads, 5);
   EXPECT_EQ(config->log_level, LogLevel::kWarning);
+  EXPECT_TRUE(config->exports_unverified);
   EXPECT_EQ(config->loader_path, "/bin/sh");
   EXPECT_EQ(config->keeper_socket, "/tmp/k.sock");
   EXPECT_TRUE(config->no_broker);
@@ -117,6 +119,7 @@ TEST(BrokerConfig, HasDefaultsInTheStructThatAreThoseOfTheTable) {
   EXPECT_EQ(config->reader_threads, plain.reader_threads);
   EXPECT_EQ(config->max_concurrent_loads, plain.max_concurrent_loads);
   EXPECT_EQ(config->log_level, plain.log_level);
+  EXPECT_EQ(config->exports_unverified, plain.exports_unverified);
   EXPECT_EQ(config->broker_ping_interval, plain.broker_ping_interval);
   EXPECT_EQ(config->broker_ping_timeout, plain.broker_ping_timeout);
   EXPECT_EQ(config->broker_start_timeout, plain.broker_start_timeout);

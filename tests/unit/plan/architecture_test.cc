@@ -98,6 +98,13 @@ TEST(Architectures, RefuseTwoFilesThatNameTheSameOne) {
                     HasMetadata("file", "b.json"), HasMetadata("other", "a.json")));
 }
 
+TEST(Architectures, RefuseAFileWhoseNameIsNotUtf8) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "\xFF.json", "{}");
+  EXPECT_THAT(ReadArchitectureFolder(RealFileSystem(), folder.path()),
+              StatusIs(Reason::kArchitectureInvalid, HasSubstr("not UTF-8")));
+}
+
 TEST(Architectures, RefuseAFolderThatIsNotThere) {
   EXPECT_THAT(ReadArchitectureFolder(RealFileSystem(), "/nowhere"),
               AllOf(StatusIs(Reason::kArchitectureInvalid), HasMetadata("folder", "/nowhere")));

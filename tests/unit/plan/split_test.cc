@@ -58,6 +58,16 @@ TEST(Numbers, AreWorkedOutFromTheConfigAndItsSections) {
   EXPECT_THAT(numbers.Evaluate("experts"), StatusIs(Reason::kConfigMalformed, HasSubstr("experts")));
 }
 
+TEST(Numbers, MustFit63BitsThroughout) {
+  const nlohmann::json config = nlohmann::json::object();
+  ConfigNumbers numbers(config, {""});
+  for (const char* expression : {"9223372036854775807 + 1", "9223372036854775807 * 2", "1 + 9223372036854775807",
+                                 "4611686018427387904 * 1 + 4611686018427387904 * 1"}) {
+    EXPECT_THAT(numbers.Evaluate(expression), StatusIs(Reason::kConfigMalformed, HasSubstr("too large"))) << expression;
+  }
+  EXPECT_EQ(*numbers.Evaluate("9223372036854775806 + 1"), INT64_MAX);
+}
+
 TEST(Numbers, MayHaveTheNameOfTheKeyThatTheyAre) {
   const nlohmann::json config = {{"experts", 8}};
   ConfigNumbers numbers(config, {""});

@@ -226,6 +226,8 @@ TEST(GateConfig, RefusesMarksOfQuantizationOutsideADeclaration) {
       {R"({"torch_dtype": "float8_e4m3fn"})", "config.json: torch_dtype"},
       {R"({"torch_dtype": {"text_config": "int8"}})", "config.json: torch_dtype.text_config"},
       {R"({"text_config": {"moe_dtype": "mxfp4"}})", "config.json: text_config.moe_dtype"},
+      {R"({"expert_dtype": ["bfloat16", "fp4"]})", "config.json: expert_dtype[1]"},
+      {R"({"dtype": {"experts": {"weights": "fp4"}}})", "config.json: dtype.experts.weights"},
       {R"({"quant_method": "gptq"})", "config.json: quant_method"},
       {R"({"quant_algo": "FP8"})", "config.json: quant_algo"},
       {R"({"kv_cache_quant_algo": "FP8"})", "config.json: kv_cache_quant_algo"},
