@@ -11,6 +11,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "tests/integration/survival/survival.h"
@@ -24,13 +25,16 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Whether one of them has not ended yet; a zombie has.
+// Whether a thread of one of them has not ended yet. A zombie has, and has closed its files and let go of the socket's
+// lock; but the first thread of a process may be one while others, which share its files, are still on their way.
 bool IsAlive(const std::vector<pid_t>& processes) {
   for (const pid_t pid : processes) {
-    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-    // A zombie has closed its files, and with them let go of the socket's lock; what is on its way there may not have.
-    for (std::string line; std::getline(status, line);) {
-      if (line.rfind("State:", 0) == 0 && line.find('Z') == std::string::npos) return true;
+    std::error_code error;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
+      std::ifstream status(thread.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (line.rfind("State:", 0) == 0 && line.find('Z') == std::string::npos) return true;
+      }
     }
   }
   return false;
