@@ -30,8 +30,9 @@ using ::testing::Not;
 bool IsAlive(const std::vector<pid_t>& processes) {
   for (const pid_t pid : processes) {
     std::error_code error;
-    for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
-      std::ifstream status(thread.path() / "status");
+    std::filesystem::directory_iterator thread("/proc/" + std::to_string(pid) + "/task", error);
+    for (; !error && thread != std::filesystem::directory_iterator(); thread.increment(error)) {
+      std::ifstream status(thread->path() / "status");
       for (std::string line; std::getline(status, line);) {
         if (line.rfind("State:", 0) == 0 && line.find('Z') == std::string::npos) return true;
       }
