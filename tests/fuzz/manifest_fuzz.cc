@@ -85,12 +85,13 @@ void CompareWithProtobuf(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> Decode(std::string_view input, int64_t announced) {
-  ManifestDecoder decoder({{g_slab.data(), g_slab.size()}, {g_small_slab.data(), g_small_slab.size()}}, announced);
+  const SlabView slabs[] = {{g_slab.data(), g_slab.size()}, {g_small_slab.data(), g_small_slab.size()}};
+  ManifestDecoder decoder({slabs[0].size_bytes, slabs[1].size_bytes}, announced);
   while (!input.empty()) {
     const absl::Status status = decoder.Add(RawMessage(TakeBytes(input, TakeInteger<uint16_t>(input))));
     if (!status.ok()) return status;
   }
-  return std::move(decoder).Finish();
+  return std::move(decoder).Finish(slabs);
 }
 
 }  // namespace
