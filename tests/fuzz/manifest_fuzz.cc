@@ -85,7 +85,7 @@ void CompareWithProtobuf(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> Decode(std::string_view input, int64_t announced) {
-  const SlabView slabs[] = {{g_slab.data(), g_slab.size()}, {g_small_slab.data(), g_small_slab.size()}};
+  const SlabView slabs[] = {{g_slab.data(), std::ssize(g_slab)}, {g_small_slab.data(), std::ssize(g_small_slab)}};
   ManifestDecoder decoder({slabs[0].size_bytes, slabs[1].size_bytes}, announced);
   while (!input.empty()) {
     const absl::Status status = decoder.Add(RawMessage(TakeBytes(input, TakeInteger<uint16_t>(input))));
