@@ -24,13 +24,22 @@ void WatchForExit() {
 
 bool IsExiting() { return g_exiting; }
 
+void WaitForGpu(const CudaContext& context) {
+  const CudaScope current(context);
+  if (current.status().ok()) (void)context.driver().CtxSynchronize();
+}
+
 CudaMemory::CudaMemory(const CudaContext& context, const std::string& uuid)
     : device_{DeviceKind::kCuda, context.device(), uuid}, mappings_(std::make_unique<Mappings>(context)) {
   WatchForExit();
 }
 
 CudaMemory::~CudaMemory() {
-  if (g_exiting) static_cast<void>(mappings_.release());
+  if (g_exiting) {
+    static_cast<void>(mappings_.release());
+    return;
+  }
+  WaitForGpu(mappings_->context);
 }
 
 void CudaMemory::AddView(CudaDevicePtr address, int64_t size_bytes) {

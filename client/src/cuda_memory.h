@@ -39,6 +39,10 @@ struct IpcSlab {
 void WatchForExit();
 bool IsExiting();
 
+// Until the GPU has done all that this process has asked of it in the context: unmapping does not wait for what still
+// uses the memory. An error that the context has met already is its owner's to see.
+void WaitForGpu(const CudaContext& context);
+
 class CudaMemory : public ShardMemory {
  public:
   // Imports and maps slabs of kind CUDA_VMM_FD, read-only. DEVICE_MISMATCH if one lies on another GPU than the

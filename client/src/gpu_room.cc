@@ -41,6 +41,9 @@ class Room {
     ASSIGN_OR_RETURN(bool enough, HasEnough());
     if (enough) return absl::OkStatus();
     const std::vector<ResidentSet> sets = ListSets();
+    int64_t most_bytes = free_bytes_;
+    for (const ResidentSet& set : sets) most_bytes += set.lease_count == 0 ? set.size_bytes : 0;
+    if (most_bytes < need_bytes_) return Full();  // nothing goes for nothing
     for (const ResidentSet& set : sets) {
       if (!options_.evict || set.lease_count > 0 || !Unregister(set.fingerprint)) continue;
       ASSIGN_OR_RETURN(enough, WaitForRoom(free_bytes_ + set.size_bytes));

@@ -42,7 +42,11 @@ class GpuWritableMemory : public WritableMemory {
   }
 
   ~GpuWritableMemory() override {
-    if (IsExiting()) static_cast<void>(mappings_.release());
+    if (IsExiting()) {
+      static_cast<void>(mappings_.release());
+      return;
+    }
+    WaitForGpu(mappings_->context);
   }
 
   absl::Status CreateStream() {

@@ -2,9 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
 #include "client/tool/inspect.h"
@@ -33,6 +36,15 @@ ExitCode RunInspect(const InspectFlags& flags) {
       flags.file.empty() ? InspectFolder(RealFileSystem(), flags.folder) : InspectFile(RealFileSystem(), flags.file);
   fputs((flags.json ? InspectJson(report) : InspectTable(report)).c_str(), stdout);
   return report.ok ? kDone : kRefused;
+}
+
+// What CLI11 says of a value that is not a time to wait; empty if it is one.
+std::string CheckSeconds(const std::string& text) {
+  constexpr double kLeast = 0.001;
+  constexpr double kMost = 1e9;
+  double seconds = 0;
+  if (absl::SimpleAtod(text, &seconds) && seconds >= kLeast && seconds <= kMost) return {};
+  return "\"" + text + "\" is not a number of seconds from 0.001 to 1000000000";
 }
 
 // Everything that the command line can say, and what to do then.
@@ -64,10 +76,17 @@ class CommandLine {
     }
     service_.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds_ * 1000));
     register_.load_timeout = std::chrono::milliseconds(static_cast<int64_t>(load_timeout_seconds_ * 1000));
-    return run_();
+    return Finished(run_());
   }
 
  private:
+  // What the command came to, unless what it printed could not be written.
+  static int Finished(int code) {
+    if (fflush(stdout) == 0 && ferror(stdout) == 0) return code;
+    fprintf(stderr, "error: stdout: what was to be printed could not be written: %s\n", strerror(errno));
+    return code == kDone ? kRefused : code;
+  }
+
   // A flag of a command is a usage error in front of it, and what CLI11 says of that names the flag only.
   void HintAtOrder(int argc, char** argv) const {
     const std::vector<std::string> words(argv + 1, argv + argc);
@@ -80,13 +99,12 @@ class CommandLine {
   }
 
   void AddServiceFlags(CLI::App* command) {
-    command
-        ->add_option("--socket", service_.socket,
-                     "The service's socket (default: /run/weightbroker/weightbroker.sock as root, else "
-                     "$XDG_RUNTIME_DIR/weightbroker/weightbroker.sock)")
-        ->envname("WEIGHTBROKER_SOCKET");
+    command->add_option(
+        "--socket", service_.socket,
+        "The service's socket (default: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock as "
+        "root, else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock)");
     command->add_option("--timeout", timeout_seconds_, "Seconds to wait for an answer")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Validator(CheckSeconds, "SECONDS"))
         ->capture_default_str();
     command->add_flag("--json", service_.json, "Print JSON instead of a table");
   }
@@ -127,7 +145,7 @@ class CommandLine {
         ->delimiter(',');
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
     command->add_option("--load_timeout", load_timeout_seconds_, "Seconds to wait for the load")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Validator(CheckSeconds, "SECONDS"))
         ->capture_default_str();
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunRegister(service_, register_); }; });

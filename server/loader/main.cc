@@ -9,9 +9,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/socket.h"
@@ -44,11 +45,9 @@ void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "
 // Lets CUDA see the GPUs of the request and no other, whatever this process was started with: fewer are found faster,
 // and no context comes to be on another one.
 absl::StatusOr<CudaDriver*> OpenCuda(const internal::v1::LoadRequest& request) {
-  std::string visible;
-  for (const internal::v1::RankPlacement& rank : request.ranks()) {
-    absl::StrAppend(&visible, visible.empty() ? "" : ",", rank.device());
-  }
-  setenv("CUDA_VISIBLE_DEVICES", visible.c_str(), 1);  // the only other thread reads no environment
+  std::set<std::string> visible;  // each once: of a list that names one twice CUDA sees none
+  for (const internal::v1::RankPlacement& rank : request.ranks()) visible.insert(rank.device());
+  setenv("CUDA_VISIBLE_DEVICES", absl::StrJoin(visible, ",").c_str(), 1);  // the only other thread reads no environment
   return LoadCudaDriver();
 }
 

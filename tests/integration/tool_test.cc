@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -48,6 +50,35 @@ TEST_F(ToolTest, RegistersListsAndUnregisters) {
   ASSERT_EQ(unregistered.exit.code, 0) << unregistered.errors;
   EXPECT_EQ(unregistered.json["weight_set"]["fingerprint"], fingerprint);
   EXPECT_THAT(Tool("health").output, HasSubstr("IDLE"));
+}
+
+TEST_F(ToolTest, AsksTheServiceThatTheFlagNamesWhateverTheEnvironmentSays) {
+  const TemporaryFolder folder;
+  setenv("WEIGHTBROKER_SOCKET", service_.socket().c_str(), 1);
+
+  const Finished named = RunProgram("weightbroker", {"list", "--socket", folder / "none.sock", "--timeout", "1"});
+  const Finished unnamed = RunProgram("weightbroker", {"list"});
+
+  unsetenv("WEIGHTBROKER_SOCKET");
+  EXPECT_EQ(named.exit.code, 4) << named.output;
+  EXPECT_EQ(unnamed.exit.code, 0) << unnamed.errors;
+}
+
+TEST_F(ToolTest, FailsWhereWhatItPrintsCannotBeWritten) {
+  const std::string command = "'" WEIGHTBROKER_BIN_DIR "/weightbroker' list --socket '" + service_.socket() + "'";
+
+  const int status = std::system((command + " >/dev/full 2>/dev/null").c_str());
+
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
+TEST_F(ToolTest, TakesNoTimeToWaitThatIsNone) {
+  for (const char* seconds : {"0", "-1", "nan", "1e300", "9223372036854775807", "soon"}) {
+    const Finished tool = Tool("list", {"--timeout", seconds});
+    EXPECT_EQ(tool.exit.code, 2) << seconds;
+    EXPECT_THAT(tool.errors, HasSubstr("number of seconds from 0.001 to")) << seconds;
+  }
 }
 
 TEST_F(ToolTest, ReturnsAtOnceWithoutWaiting) {

@@ -66,6 +66,22 @@ class CudaMemoryTest : public ::testing::Test {
   std::vector<UniqueFd> fds_;
 };
 
+TEST_F(CudaMemoryTest, IsUnmappedOnceTheGpuHasDoneWhatItWasAskedFor) {
+  auto memory = CudaMemory::Import(context_, FakeGpuUuid(1), Slabs());
+  ASSERT_THAT(memory, IsOk());
+  CudaStream stream = nullptr;
+  const CudaScope current(context_);
+  ASSERT_EQ(cuda_.StreamCreate(0, &stream), kCudaSuccess);
+  char read = 0;
+  const auto from = reinterpret_cast<CudaDevicePtr>((*memory)->slabs()[0].data);
+  ASSERT_EQ(cuda_.MemcpyDtoHAsync(&read, from, 1, stream), kCudaSuccess);
+
+  memory->reset();
+
+  EXPECT_EQ(read, 'a');
+  ASSERT_EQ(cuda_.StreamDestroy(stream), kCudaSuccess);
+}
+
 TEST_F(CudaMemoryTest, ShowsAllSlabsSideBySideOnTheEnginesGpu) {
   const auto memory = CudaMemory::Import(context_, FakeGpuUuid(1), Slabs());
 
