@@ -35,8 +35,7 @@ struct Masks {
 Masks MasksFor(v1::DataType dtype) {
   switch (dtype) {
     case v1::DATA_TYPE_BF16:  // exponents of 2^-7 to 2^0
-      return {0x83FF83FF83FF83FFu, 0x3C003C003C003C00u};
-    case v1::DATA_TYPE_F16:  // 2^0
+    case v1::DATA_TYPE_F16:   // 2^0
       return {0x83FF83FF83FF83FFu, 0x3C003C003C003C00u};
     case v1::DATA_TYPE_F32:  // 2^-7 to 2^0
       return {0x83FFFFFF83FFFFFFu, 0x3C0000003C000000u};
