@@ -32,7 +32,8 @@ struct NvmlProcess {  // nvmlProcessInfo_v2_t, which nvmlDeviceGetComputeRunning
 };
 constexpr unsigned long long kNvmlValueNotAvailable = ~0ULL;
 
-// X(member, symbol, parameters)
+// X(member, symbol, parameters). What points to one of the structures above is a void*: their types are not the
+// library's.
 #define WEIGHTBROKER_NVML_CALLS(X)                                                      \
   X(init, "nvmlInit_v2", ())                                                            \
   X(shutdown, "nvmlShutdown", ())                                                       \
@@ -42,9 +43,9 @@ constexpr unsigned long long kNvmlValueNotAvailable = ~0ULL;
   X(uuid, "nvmlDeviceGetUUID", (NvmlDevice, char*, unsigned))                           \
   X(name, "nvmlDeviceGetName", (NvmlDevice, char*, unsigned))                           \
   X(compute_capability, "nvmlDeviceGetCudaComputeCapability", (NvmlDevice, int*, int*)) \
-  X(memory, "nvmlDeviceGetMemoryInfo", (NvmlDevice, NvmlMemory*))                       \
+  X(memory, "nvmlDeviceGetMemoryInfo", (NvmlDevice, void*))                             \
   X(mig_mode, "nvmlDeviceGetMigMode", (NvmlDevice, unsigned*, unsigned*))               \
-  X(processes, "nvmlDeviceGetComputeRunningProcesses_v3", (NvmlDevice, unsigned*, NvmlProcess*))
+  X(processes, "nvmlDeviceGetComputeRunningProcesses_v3", (NvmlDevice, unsigned*, void*))
 
 struct Calls {
 #define WEIGHTBROKER_NVML_MEMBER(member, symbol, parameters) NvmlResult(*member) parameters = nullptr;

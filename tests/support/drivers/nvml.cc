@@ -63,8 +63,8 @@ int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
   return kSuccess;
 }
 
-int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
-  *memory = {8ULL << 30, 6ULL << 30, 2ULL << 30};
+int nvmlDeviceGetMemoryInfo(void*, void* memory) {
+  *static_cast<Memory*>(memory) = {8ULL << 30, 6ULL << 30, 2ULL << 30};
   return kSuccess;
 }
 
@@ -74,7 +74,8 @@ int nvmlDeviceGetMigMode(void* device, unsigned* current, unsigned* pending) {
   return kSuccess;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, ProcessInfo* processes) {
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, void* list) {
+  auto* const processes = static_cast<ProcessInfo*>(list);
   const unsigned there = IndexOf(device) == 0 ? kProcesses : 0;
   const unsigned room = *count;
   *count = there;
