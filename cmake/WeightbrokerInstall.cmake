@@ -30,6 +30,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weightbrokerConfig.cma
   ${PROJECT_BINARY_DIR}/weightbrokerConfig.cmake INSTALL_DESTINATION ${PACKAGE_FOLDER})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/weightbrokerConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/weightbrokerConfig.cmake ${PROJECT_BINARY_DIR}/weightbrokerConfigVersion.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake
   DESTINATION ${PACKAGE_FOLDER})
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/include/weightbroker DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -15,6 +15,7 @@ readonly BUILD_PACKAGES=(
   libabsl-dev
   libssl-dev                                 # SHA-256
   nlohmann-json3-dev libcli11-dev
+  liburing-dev                               # reads of files that are under way together
   prometheus-cpp-dev libcurl4-openssl-dev    # its CMake package asks for curl
   libgtest-dev libgmock-dev
   python3 python3-venv

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/read_queue.h"
 
 namespace weightbroker {
 
@@ -52,6 +53,13 @@ class File {
 
   virtual const std::string& path() const = 0;
 
+  // Whether the page cache holds all of these bytes, so that kBuffered reads them without the disk. False where the
+  // system does not tell this process.
+  virtual bool IsCached(int64_t /*offset_bytes*/, int64_t /*size_bytes*/) { return false; }
+
+  // The descriptor behind it, which stays the file's; -1 if there is none.
+  virtual int fd() const { return -1; }
+
   // Reads all of `buffer`; CHECKPOINT_TRUNCATED naming file, expected and found if the file ends before.
   absl::Status ReadExactly(int64_t offset_bytes, std::span<std::byte> buffer);
 };
@@ -73,6 +81,10 @@ class FileSystem {
 
   // The names in a folder, sorted, without "." and "..". Fails as Stat does.
   virtual absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) = 0;
+
+  // For reads of this file system's files, up to `depth` (> 0) of them under way at once. SYSTEM_ERROR with the errno
+  // if there is none to be had; then each read must be waited for.
+  virtual absl::StatusOr<std::unique_ptr<ReadQueue>> NewReadQueue(int depth);
 
   // Reads a whole small file, at most `limit_bytes`; CHECKPOINT_TOO_LARGE above.
   absl::StatusOr<std::string> ReadSmallFile(const std::string& path, int64_t limit_bytes);

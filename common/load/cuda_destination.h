@@ -36,7 +36,7 @@ class CudaBuffers : public BufferSource {
   CudaBuffers& operator=(const CudaBuffers&) = delete;
 
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override;
-  int chunks_per_thread() const override { return 2; }
+  int chunks_in_flight() const override { return 1; }
 
  private:
   const CudaContext context_;

@@ -67,8 +67,8 @@ class BufferSource {
   // there is none. Thread-safe.
   virtual absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) = 0;
 
-  // How many chunks a reader thread may have under way at once: 1 where Store is done when it returns.
-  virtual int chunks_per_thread() const { return 1; }
+  // How many chunks of a reader thread may still be needed after Store has returned: 0 where Store is done by then.
+  virtual int chunks_in_flight() const { return 0; }
 };
 
 }  // namespace weightbroker

@@ -1,63 +1,68 @@
 #include "common/load/load_engine.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
+#include "common/load/buffer_ring.h"
+#include "common/load/item_reader.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
 namespace weightbroker {
 namespace {
 
-// Most threads wait for the disk while a few copy: enough of them keep the disk busy all the time.
-int ChooseReaderThreads(int wanted) {
-  if (wanted > 0) return wanted;
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::clamp(8 * cores, 8, 32);
+constexpr int kMostReadersByDefault = 16;
+constexpr int kReadsUnderWay = 16;  // with io_uring, of all threads together
+
+int Cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
+// How many threads read, and how much each has under way.
+struct Tuning {
+  bool has_queue = false;
+  int reader_threads = 1;
+  int reads_per_thread = 1;
+  int buffers_per_thread = 1;
+
+  int64_t buffers() const { return int64_t{reader_threads} * buffers_per_thread; }
+};
+
+// With io_uring a thread keeps the disk busy while it copies. Without, most threads wait for the disk while a few copy.
+Tuning Tune(const LoadOptions& options, bool has_queue, int chunks_in_flight, int64_t buffer_bytes) {
+  Tuning tuning{.has_queue = has_queue};
+  tuning.reader_threads = options.reader_threads > 0 ? options.reader_threads
+                          : has_queue                ? std::min(Cores(), kMostReadersByDefault)
+                                                     : std::clamp(8 * Cores(), 8, 32);
+  if (has_queue) {
+    tuning.reads_per_thread =
+        options.reads_per_thread > 0 ? options.reads_per_thread : std::max(2, kReadsUnderWay / tuning.reader_threads);
+  }
+  const auto count_buffers = [&] { tuning.buffers_per_thread = tuning.reads_per_thread + chunks_in_flight; };
+  const auto is_too_much = [&] { return tuning.buffers() * buffer_bytes > options.max_buffers_bytes; };
+  for (count_buffers(); is_too_much() && tuning.reads_per_thread > 1; count_buffers()) --tuning.reads_per_thread;
+  while (is_too_much() && tuning.reader_threads > 1) --tuning.reader_threads;
+  return tuning;
 }
 
-// Memory that O_DIRECT can read into, on huge pages where there are any: with base pages the kernel must split a read
-// into many requests, and reading took twice as long (2 GiB in 1.6 s and in 0.75 s on a virtual disk).
-class HeapBuffers : public BufferSource {
- public:
-  absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override {
-    const std::align_val_t alignment{
-        static_cast<size_t>(size_bytes >= kHugePageBytes ? kHugePageBytes : kDirectAlignmentBytes)};
-    const auto size = static_cast<size_t>(size_bytes);
-    auto* const data = static_cast<std::byte*>(::operator new(size, alignment, std::nothrow));
-    if (data == nullptr) {
-      return MakeError(Reason::kMemoryExhausted, absl::StrCat("no memory for a read buffer of ", size_bytes, " bytes"),
-                       {{"need_bytes", absl::StrCat(size_bytes)}});
-    }
-    if (size_bytes >= kHugePageBytes) madvise(data, size, MADV_HUGEPAGE);  // a wish
-    MutexLock lock(mutex_);
-    buffers_.emplace_back(data, Deleter{alignment});
-    return std::span(data, size);
-  }
-
- private:
-  struct Deleter {
-    std::align_val_t alignment;
-    void operator()(std::byte* data) const { ::operator delete(data, alignment); }
-  };
-
-  Mutex mutex_;
-  std::vector<std::unique_ptr<std::byte, Deleter>> buffers_ ABSL_GUARDED_BY(mutex_);
-};
+// Whether this process may read by io_uring; says so if not.
+bool HasQueue(FileSystem& file_system, ReadMethod wanted) {
+  if (wanted == ReadMethod::kPread) return false;
+  const auto queue = file_system.NewReadQueue(1);
+  if (queue.ok()) return true;
+  Log(LogLevel::kWarning, "load.io_uring_unavailable", {{"error", std::string(queue.status().message())}});
+  return false;
+}
 
 using ShardFiles = std::vector<std::unique_ptr<ShardFile>>;
 
@@ -80,56 +85,23 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
 
 using Destinations = std::span<const std::unique_ptr<Destination>>;
 
-// A reader thread's buffers, used in turn.
-class BufferRing {
- public:
-  BufferRing(BufferSource& source, int64_t buffer_bytes, Destinations destinations)
-      : source_(source), buffer_bytes_(buffer_bytes), destinations_(destinations) {}
-
-  // A buffer that no destination needs any more.
-  absl::StatusOr<std::span<std::byte>> Next() {
-    if (buffers_.size() < static_cast<size_t>(source_.chunks_per_thread())) {
-      ASSIGN_OR_RETURN(buffers_.emplace_back(), source_.Allocate(buffer_bytes_));
-      return buffers_.back();
-    }
-    std::rotate(buffers_.begin(), buffers_.begin() + 1, buffers_.end());
-    RETURN_IF_ERROR(Release(buffers_.back()));
-    return buffers_.back();
-  }
-
-  // Waits until no destination needs any of them. Call before the ring goes, whatever has failed.
-  absl::Status ReleaseAll() {
-    absl::Status first;
-    for (const auto buffer : buffers_) first.Update(Release(buffer));
-    return first;
-  }
-
- private:
-  absl::Status Release(std::span<const std::byte> buffer) {
-    absl::Status first;
-    for (const auto& destination : destinations_) first.Update(destination->Release(buffer));
-    return first;
-  }
-
-  BufferSource& source_;
-  const int64_t buffer_bytes_;
-  const Destinations destinations_;
-  std::vector<std::span<std::byte>> buffers_;  // the one used last at the end
-};
-
 // What the reader threads share: the items to do, and the first error.
 class LoadRun {
  public:
   LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options)
-      : destinations_(destinations),
+      : file_system_(source.file_system),
+        destinations_(destinations),
         files_(files),
         options_(options),
-        reads_(source.checkpoint, source.plan, options.chunk_bytes) {}
+        reads_(source.checkpoint, source.plan, options.chunk_bytes),
+        buffers_(options.buffers != nullptr ? *options.buffers : heap_),
+        tuning_(Tune(options, HasQueue(source.file_system, options.read_method), buffers_.chunks_in_flight(),
+                     reads_.buffer_bytes())) {}
 
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
     const int item_count = static_cast<int>(std::min<size_t>(reads_.items().size(), 1 << 20));
-    const int thread_count = std::min(ChooseReaderThreads(options_.reader_threads), item_count);
+    const int thread_count = std::min(tuning_.reader_threads, item_count);
     std::vector<std::thread> threads = StartReaders(thread_count);
     if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
@@ -139,6 +111,15 @@ class LoadRun {
     MutexLock lock(mutex_);
     RETURN_IF_ERROR(error_);
     return progress(done_bytes_);
+  }
+
+  // All but the times.
+  LoadReport Describe() const {
+    return {.read_method = tuning_.has_queue ? ReadMethod::kIoUring : ReadMethod::kPread,
+            .reader_threads = tuning_.reader_threads,
+            .reads_per_thread = tuning_.reads_per_thread,
+            .buffer_bytes = reads_.buffer_bytes(),
+            .buffers_bytes = tuning_.buffers() * reads_.buffer_bytes()};
   }
 
  private:
@@ -169,20 +150,36 @@ class LoadRun {
   }
 
   void ReadUntilDone() {
-    BufferRing buffers(options_.buffers != nullptr ? *options_.buffers : heap_, reads_.buffer_bytes(), destinations_);
-    while (!stop_) {
-      const size_t next = next_item_++;
-      if (next >= reads_.items().size()) break;
-      if (absl::Status status = ReadAndStore(reads_.items()[next], buffers); !status.ok()) Fail(std::move(status));
-    }
+    BufferRing buffers(buffers_, reads_.buffer_bytes(), tuning_.buffers_per_thread, destinations_);
+    ItemReader reader(files_, NewQueue());
+    if (absl::Status status = ReadAndStoreAll(buffers, reader); !status.ok()) Fail(std::move(status));
     if (absl::Status status = buffers.ReleaseAll(); !status.ok()) Fail(std::move(status));
     DiscountReader();
   }
 
-  absl::Status ReadAndStore(const ReadItem& item, BufferRing& buffers) {
-    ASSIGN_OR_RETURN(const auto buffer, buffers.Next());
-    ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
-    ASSIGN_OR_RETURN(const auto bytes, file.Read(item.begin_bytes, item.end_bytes, buffer));
+  // Null if there is none to be had.
+  std::unique_ptr<ReadQueue> NewQueue() {
+    if (!tuning_.has_queue) return nullptr;
+    auto queue = file_system_.NewReadQueue(tuning_.reads_per_thread);
+    return queue.ok() ? *std::move(queue) : nullptr;
+  }
+
+  absl::Status ReadAndStoreAll(BufferRing& buffers, ItemReader& reader) {
+    while (!stop_) {
+      while (reader.under_way() < static_cast<size_t>(tuning_.reads_per_thread)) {
+        const size_t next = next_item_++;
+        if (next >= reads_.items().size()) break;
+        ASSIGN_OR_RETURN(const auto buffer, buffers.Next());
+        reader.Start(reads_.items()[next], buffer);
+      }
+      if (reader.under_way() == 0) break;
+      ASSIGN_OR_RETURN(const ItemReader::Result read, reader.Finish());
+      RETURN_IF_ERROR(Store(*read.item, read.bytes));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Store(const ReadItem& item, std::span<const std::byte> bytes) {
     for (size_t shard = 0; shard < destinations_.size(); ++shard) {
       const std::vector<Transfer> transfers = reads_.TransfersOf(item, shard);
       if (!transfers.empty()) RETURN_IF_ERROR(destinations_[shard]->Store(bytes, transfers));
@@ -207,11 +204,14 @@ class LoadRun {
     return running_ > 0;
   }
 
+  FileSystem& file_system_;
   const Destinations destinations_;  // different threads fill different bytes
   const ShardFiles& files_;
   const LoadOptions options_;
   const ReadPlan reads_;
   HeapBuffers heap_;
+  BufferSource& buffers_;
+  const Tuning tuning_;
 
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> stop_{false};
@@ -229,11 +229,18 @@ absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& sour
                                                           const LoadOptions& options,
                                                           const LoadProgressCallback& progress) {
   ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
+  const auto start = std::chrono::steady_clock::now();
   LoadRun run(source, destinations, files, options);
   RETURN_IF_ERROR(run.Run(progress));
+  const auto read = std::chrono::steady_clock::now();
   std::vector<std::vector<Digest>> digests;
   for (const auto& destination : destinations) {
     ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
+  }
+  if (options.report != nullptr) {
+    *options.report = run.Describe();
+    options.report->read_time = read - start;
+    options.report->digest_time = std::chrono::steady_clock::now() - read;
   }
   return digests;
 }

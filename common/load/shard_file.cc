@@ -1,6 +1,6 @@
 #include "common/load/shard_file.h"
 
-#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -51,6 +51,12 @@ std::shared_ptr<File> ShardFile::Direct() const {
   return direct_;
 }
 
+// Null if the bytes are to be read through the page cache.
+std::shared_ptr<File> ShardFile::DirectUnlessCached(int64_t begin_bytes, int64_t end_bytes) const {
+  auto direct = Direct();
+  return direct != nullptr && direct->IsCached(begin_bytes, end_bytes - begin_bytes) ? nullptr : direct;
+}
+
 void ShardFile::GiveUpDirect() {
   MutexLock lock(mutex_);
   direct_ = nullptr;
@@ -70,40 +76,74 @@ absl::Status ShardFile::Explain(absl::Status error) {
   return error;
 }
 
-// Reads blocks from RoundDown(begin_bytes) on. What a short read leaves off a block's edge is read through the page
-// cache: it is the file's last part, or the file has become shorter.
-absl::Status ShardFile::ReadDirect(File& file, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer) {
+// Reads blocks from RoundDown(begin_bytes) on, of which `done` bytes are there already. What a short read leaves off a
+// block's edge is read through the page cache: it is the file's last part, or the file has become shorter.
+absl::Status ShardFile::ReadDirect(File& file, size_t done, int64_t begin_bytes, int64_t end_bytes,
+                                   std::span<std::byte> buffer) {
   const int64_t start = RoundDown(begin_bytes);
   const auto blocks = static_cast<size_t>(RoundUp(end_bytes) - start);
-  size_t done = 0;
-  while (start + static_cast<int64_t>(done) < end_bytes) {
+  bool at_end = done % kBlock != 0;
+  while (start + static_cast<int64_t>(done) < end_bytes && !at_end) {
     ASSIGN_OR_RETURN(const int64_t count,
                      file.ReadAt(start + static_cast<int64_t>(done), buffer.subspan(done, blocks - done)));
     done += static_cast<size_t>(count);
-    if (count == 0 || done % kBlock != 0) break;
+    at_end = count == 0 || done % kBlock != 0;
   }
-  const int64_t at = start + static_cast<int64_t>(done);
-  if (at >= end_bytes) return absl::OkStatus();
+  return ReadBuffered(start + static_cast<int64_t>(done), end_bytes, buffer.subspan(done));
+}
+
+absl::Status ShardFile::ReadBuffered(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> to) {
+  if (begin_bytes >= end_bytes) return absl::OkStatus();
   ASSIGN_OR_RETURN(const auto buffered, Buffered());
-  return buffered->ReadExactly(at, buffer.subspan(done, static_cast<size_t>(end_bytes - at)));
+  return buffered->ReadExactly(begin_bytes, to.first(static_cast<size_t>(end_bytes - begin_bytes)));
 }
 
 absl::Status ShardFile::ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer) {
-  if (const auto direct = Direct(); direct != nullptr) {
-    const absl::Status status = ReadDirect(*direct, begin_bytes, end_bytes, buffer);
+  if (const auto direct = DirectUnlessCached(begin_bytes, end_bytes); direct != nullptr) {
+    const absl::Status status = ReadDirect(*direct, 0, begin_bytes, end_bytes, buffer);
     if (!RefusesDirect(status)) return status;
     GiveUpDirect();
   }
-  ASSIGN_OR_RETURN(const auto buffered, Buffered());
+  return ReadBuffered(begin_bytes, end_bytes,
+                      buffer.subspan(static_cast<size_t>(begin_bytes - RoundDown(begin_bytes))));
+}
+
+absl::StatusOr<std::span<const std::byte>> ShardFile::Result(absl::Status status, int64_t begin_bytes,
+                                                             int64_t end_bytes, std::span<const std::byte> buffer) {
+  if (!status.ok()) return Explain(std::move(status));
   const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
-  return buffered->ReadExactly(begin_bytes, buffer.subspan(skip, static_cast<size_t>(end_bytes - begin_bytes)));
+  return buffer.subspan(skip, static_cast<size_t>(end_bytes - begin_bytes));
 }
 
 absl::StatusOr<std::span<const std::byte>> ShardFile::Read(int64_t begin_bytes, int64_t end_bytes,
                                                            std::span<std::byte> buffer) {
-  if (absl::Status status = ReadEither(begin_bytes, end_bytes, buffer); !status.ok()) return Explain(std::move(status));
-  const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
-  return std::span<const std::byte>(buffer.subspan(skip, static_cast<size_t>(end_bytes - begin_bytes)));
+  return Result(ReadEither(begin_bytes, end_bytes, buffer), begin_bytes, end_bytes, buffer);
+}
+
+bool ShardFile::Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer,
+                      uint64_t tag) {
+  const auto direct = DirectUnlessCached(begin_bytes, end_bytes);
+  if (direct == nullptr) return false;
+  const int64_t start = RoundDown(begin_bytes);
+  return queue.Start(*direct, start, buffer.first(static_cast<size_t>(RoundUp(end_bytes) - start)), tag).ok();
+}
+
+absl::StatusOr<std::span<const std::byte>> ShardFile::Finish(const ReadQueue::Completion& read, int64_t begin_bytes,
+                                                             int64_t end_bytes, std::span<std::byte> buffer) {
+  if (read.error_number == EINTR || read.error_number == EAGAIN || read.error_number == ECANCELED) {
+    return Read(begin_bytes, end_bytes, buffer);
+  }
+  if (read.error_number != 0) {
+    const absl::Status error =
+        SystemError(absl::StrCat("read ", path_, " at byte ", RoundDown(begin_bytes)), read.error_number);
+    if (!RefusesDirect(error)) return Explain(error);
+    GiveUpDirect();
+    return Read(begin_bytes, end_bytes, buffer);
+  }
+  const auto direct = Direct();
+  if (direct == nullptr) return Read(begin_bytes, end_bytes, buffer);  // another thread has found it refused meanwhile
+  return Result(ReadDirect(*direct, static_cast<size_t>(read.count), begin_bytes, end_bytes, buffer), begin_bytes,
+                end_bytes, buffer);
 }
 
 }  // namespace weightbroker

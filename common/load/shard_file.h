@@ -1,5 +1,5 @@
-// One file of a checkpoint while it is being loaded: read past the page cache where the file system allows it, and
-// known to be the file that was fingerprinted.
+// One file of a checkpoint while it is being loaded: read past the page cache where the file system allows it and the
+// cache does not hold the bytes anyway, and known to be the file that was fingerprinted.
 //
 //   ASSIGN_OR_RETURN(const auto file, ShardFile::Open(file_system, folder, file_identity));
 //   auto bytes = file->Read(begin, end, buffer);        // CHECKPOINT_CHANGED if it is no longer that file
@@ -31,16 +31,29 @@ class ShardFile {
   // what reading says.
   absl::StatusOr<std::span<const std::byte>> Read(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
 
+  // Begins the same through `queue`. False if it is better done at once by Read: the page cache has the bytes, or the
+  // file system refuses O_DIRECT, or the queue does not take it.
+  bool Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
+
+  // Ends what Start has begun, once the queue has said what came of it: reads the rest. As Read, with the same
+  // arguments as Start.
+  absl::StatusOr<std::span<const std::byte>> Finish(const ReadQueue::Completion& read, int64_t begin_bytes,
+                                                    int64_t end_bytes, std::span<std::byte> buffer);
+
  private:
   ShardFile(FileSystem& file_system, std::string path, const FileIdentity& identity)
       : file_system_(file_system), path_(std::move(path)), identity_(identity) {}
 
   absl::StatusOr<std::shared_ptr<File>> OpenChecked(ReadMode mode);
   absl::StatusOr<std::shared_ptr<File>> Buffered();
-  std::shared_ptr<File> Direct() const;
   void GiveUpDirect();
-  absl::Status ReadDirect(File& file, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+  std::shared_ptr<File> Direct() const;
+  std::shared_ptr<File> DirectUnlessCached(int64_t begin_bytes, int64_t end_bytes) const;
+  absl::Status ReadDirect(File& file, size_t done, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+  absl::Status ReadBuffered(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> to);
   absl::Status ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
+  absl::StatusOr<std::span<const std::byte>> Result(absl::Status status, int64_t begin_bytes, int64_t end_bytes,
+                                                    std::span<const std::byte> buffer);
   absl::Status Explain(absl::Status error);
 
   FileSystem& file_system_;

@@ -28,11 +28,50 @@ class FaultyFile : public File {
     return stat;
   }
   const std::string& path() const override { return real_->path(); }
+  bool IsCached(int64_t /*offset_bytes*/, int64_t /*size_bytes*/) override { return owner_.is_cached_; }
+  int fd() const override { return real_->fd(); }
 
  private:
   FaultyFileSystem& owner_;
   const std::unique_ptr<File> real_;
 };
+
+// What goes wrong with a read goes wrong when it is begun; a failure is told when it is waited for.
+class FaultyReadQueue : public ReadQueue {
+ public:
+  FaultyReadQueue(FaultyFileSystem& owner, std::unique_ptr<ReadQueue> real) : owner_(owner), real_(std::move(real)) {}
+
+  absl::Status Start(File& file, int64_t offset_bytes, std::span<std::byte> buffer, uint64_t tag) override {
+    {
+      const std::lock_guard<std::mutex> lock(owner_.mutex_);
+      ++owner_.queued_reads_;
+    }
+    if (!owner_.OnRead(file.path())) {
+      failed_.push_back(tag);
+      return absl::OkStatus();
+    }
+    const auto limit = static_cast<uint64_t>(owner_.max_read_bytes_);
+    return real_->Start(file, offset_bytes, buffer.first(std::min<uint64_t>(buffer.size(), limit)), tag);
+  }
+
+  Completion Wait() override {
+    if (failed_.empty()) return real_->Wait();
+    const uint64_t tag = failed_.back();
+    failed_.pop_back();
+    return {.tag = tag, .count = 0, .error_number = EIO};
+  }
+
+ private:
+  FaultyFileSystem& owner_;
+  const std::unique_ptr<ReadQueue> real_;
+  std::vector<uint64_t> failed_;
+};
+
+absl::StatusOr<std::unique_ptr<ReadQueue>> FaultyFileSystem::NewReadQueue(int depth) {
+  if (refuses_queues_) return SystemError("io_uring_setup", EPERM);
+  ASSIGN_OR_RETURN(auto queue, real_.NewReadQueue(depth));
+  return std::make_unique<FaultyReadQueue>(*this, std::move(queue));
+}
 
 void FaultyFileSystem::FailRead(const std::string& path_end, int64_t nth_read) {
   events_.push_back({path_end, nth_read, nullptr, false});
@@ -47,6 +86,11 @@ int64_t FaultyFileSystem::reads() const {
   int64_t sum = 0;
   for (const auto& [path, count] : read_counts_) sum += count;
   return sum;
+}
+
+int64_t FaultyFileSystem::queued_reads() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return queued_reads_;
 }
 
 bool FaultyFileSystem::OnRead(const std::string& path) {

@@ -28,6 +28,12 @@ class FaultyFileSystem : public FileSystem {
   // Opening with ReadMode::kDirect is refused with EINVAL, as tmpfs and overlayfs do.
   void RefuseDirect() { refuses_direct_ = true; }
 
+  // There is no io_uring to be had, as in many containers.
+  void RefuseReadQueues() { refuses_queues_ = true; }
+
+  // The page cache has what IsCached is asked for; otherwise it has nothing, whatever the system says.
+  void PretendCached() { is_cached_ = true; }
+
   // The `nth_read` (from 1, counted over all openings of the file) gives EIO.
   void FailRead(const std::string& path_end, int64_t nth_read);
 
@@ -40,10 +46,12 @@ class FaultyFileSystem : public FileSystem {
   // An open file of that name says that it has `size_bytes`, whatever it has.
   void PretendSize(const std::string& path_end, int64_t size_bytes) { sizes_[path_end] = size_bytes; }
 
-  // How many reads all files have had together.
+  // How many reads all files have had together, and how many of them through a queue.
   int64_t reads() const;
+  int64_t queued_reads() const;
 
   absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, ReadMode mode) override;
+  absl::StatusOr<std::unique_ptr<ReadQueue>> NewReadQueue(int depth) override;
   absl::StatusOr<FileStat> Stat(const std::string& path) override { return real_.Stat(path); }
   absl::StatusOr<std::string> RealPath(const std::string& path) override { return real_.RealPath(path); }
   absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& path) override {
@@ -52,6 +60,7 @@ class FaultyFileSystem : public FileSystem {
 
  private:
   friend class FaultyFile;
+  friend class FaultyReadQueue;
 
   struct Event {
     std::string path_end;
@@ -66,12 +75,15 @@ class FaultyFileSystem : public FileSystem {
   FileSystem& real_;
   int64_t max_read_bytes_ = INT64_MAX;
   bool refuses_direct_ = false;
+  bool refuses_queues_ = false;
+  bool is_cached_ = false;
   std::vector<std::string> unopenable_;
   std::map<std::string, int64_t> sizes_;
 
   mutable std::mutex mutex_;
   std::vector<Event> events_;                   // guarded by mutex_
   std::map<std::string, int64_t> read_counts_;  // guarded by mutex_
+  int64_t queued_reads_ = 0;                    // guarded by mutex_
 };
 
 }  // namespace weightbroker::testing

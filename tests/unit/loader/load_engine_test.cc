@@ -50,8 +50,8 @@ CheckpointBuilder AwkwardTensors() {
   return builder;
 }
 
-// A checkpoint on disk, planned and ready to be loaded.
-class LoadEngineTest : public ::testing::Test {
+// A checkpoint on disk, planned and ready to be loaded, by each way of reading.
+class LoadEngineTest : public ::testing::TestWithParam<ReadMethod> {
  protected:
   void Prepare(const CheckpointBuilder& builder) {
     builder.Write(folder_.path());
@@ -75,6 +75,8 @@ class LoadEngineTest : public ::testing::Test {
   absl::StatusOr<std::vector<Digest>> Load(
       FileSystem& file_system, LoadOptions options = {.chunk_bytes = 8192}, FillMethod method = FillMethod::kBest,
       const LoadProgressCallback& progress = [](int64_t) { return absl::OkStatus(); }) {
+    options.read_method = GetParam();
+    options.report = &report_;
     std::vector<std::unique_ptr<Destination>> destinations;
     destinations.push_back(MakeHostDestination(shard(), slabs_, method));
     auto digests = LoadNode({file_system, checkpoint_, identity_, plan_}, destinations, options, progress);
@@ -101,9 +103,13 @@ class LoadEngineTest : public ::testing::Test {
   Checkpoint checkpoint_;
   NodePlan plan_;  // of one shard
   std::vector<HostSlab> slabs_;
+  LoadReport report_;
 };
 
-TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOfFilling) {
+INSTANTIATE_TEST_SUITE_P(Methods, LoadEngineTest, ::testing::Values(ReadMethod::kIoUring, ReadMethod::kPread),
+                         [](const auto& method) { return method.param == ReadMethod::kIoUring ? "IoUring" : "Pread"; });
+
+TEST_P(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOfFilling) {
   for (const FillMethod method : {FillMethod::kWrite, FillMethod::kCopy}) {
     for (const int64_t chunk_bytes : {8192, 12'288, 4 << 20}) {
       for (const int threads : {1, 3, 8}) {
@@ -116,7 +122,7 @@ TEST_F(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOf
   }
 }
 
-TEST_F(LoadEngineTest, ReadsWithTheThreadsThatAreToBeHad) {
+TEST_P(LoadEngineTest, ReadsWithTheThreadsThatAreToBeHad) {
   for (const int threads : {0, 1}) {
     Prepare(AwkwardTensors());
     const ThreadLimit limit(threads);
@@ -125,7 +131,7 @@ TEST_F(LoadEngineTest, ReadsWithTheThreadsThatAreToBeHad) {
   }
 }
 
-TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
+TEST_P(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
   CheckpointBuilder builder;
   for (int i = 0; i < 40; ++i) {
     builder.Tensor("t" + std::to_string(i), "BF16", {997}, "s" + std::to_string(i % 3) + ".safetensors");
@@ -134,19 +140,19 @@ TEST_F(LoadEngineTest, LoadsSeveralShardsIntoOneSlab) {
   ExpectAllLoaded(Load(RealFileSystem()));
 }
 
-TEST_F(LoadEngineTest, GivesATiedWeightTheDigestOfItsTarget) {
+TEST_P(LoadEngineTest, GivesATiedWeightTheDigestOfItsTarget) {
   Prepare(AwkwardTensors());
   checkpoint_.aliases["zz.tied"] = "large";
   Plan();
   ExpectAllLoaded(Load(RealFileSystem()));
 }
 
-TEST_F(LoadEngineTest, LoadsACheckpointOfNothingButEmptyTensors) {
+TEST_P(LoadEngineTest, LoadsACheckpointOfNothingButEmptyTensors) {
   Prepare(CheckpointBuilder().Tensor("a", "BF16", {0}).Tensor("b", "F32", {3, 0}));
   ExpectAllLoaded(Load(RealFileSystem()));
 }
 
-TEST_F(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefused) {
+TEST_P(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefused) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   files.RefuseDirect();
@@ -180,13 +186,13 @@ class RefusingOnRead : public FileSystem {
   };
 };
 
-TEST_F(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefusedOnlyOnRead) {
+TEST_P(LoadEngineTest, ReadsThroughThePageCacheWhereDirectReadingIsRefusedOnlyOnRead) {
   Prepare(AwkwardTensors());
   RefusingOnRead files;
   ExpectAllLoaded(Load(files));
 }
 
-TEST_F(LoadEngineTest, PutsShortReadsTogetherWhateverTheirLength) {
+TEST_P(LoadEngineTest, PutsShortReadsTogetherWhateverTheirLength) {
   for (const int64_t length : {4096, 1000, 1}) {
     Prepare(CheckpointBuilder().Tensor("odd", "U8", {3}).Tensor("a", "BF16", {9000}));
     FaultyFileSystem files(RealFileSystem());
@@ -195,7 +201,7 @@ TEST_F(LoadEngineTest, PutsShortReadsTogetherWhateverTheirLength) {
   }
 }
 
-TEST_F(LoadEngineTest, FailsNamingTheFileThatCannotBeRead) {
+TEST_P(LoadEngineTest, FailsNamingTheFileThatCannotBeRead) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   files.FailRead(kShard, 5);
@@ -204,14 +210,14 @@ TEST_F(LoadEngineTest, FailsNamingTheFileThatCannotBeRead) {
   EXPECT_THAT(digests, HasMetadata("errno", "EIO"));
 }
 
-TEST_F(LoadEngineTest, FailsNamingTheFileThatCannotBeOpened) {
+TEST_P(LoadEngineTest, FailsNamingTheFileThatCannotBeOpened) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   files.FailOpen(kShard);
   EXPECT_THAT(Load(files), StatusIs(Reason::kCheckpointUnreadable, HasSubstr(kShard)));
 }
 
-TEST_F(LoadEngineTest, FailsNamingAFileThatIsTruncatedMeanwhile) {
+TEST_P(LoadEngineTest, FailsNamingAFileThatIsTruncatedMeanwhile) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   files.BeforeRead(kShard, 3, [&] { std::filesystem::resize_file(folder_ / kShard, 20'000); });
@@ -220,20 +226,20 @@ TEST_F(LoadEngineTest, FailsNamingAFileThatIsTruncatedMeanwhile) {
   EXPECT_THAT(digests, HasMetadata("file", kShard));
 }
 
-TEST_F(LoadEngineTest, FailsNamingAFileThatWasReplacedBeforeItIsOpened) {
+TEST_P(LoadEngineTest, FailsNamingAFileThatWasReplacedBeforeItIsOpened) {
   Prepare(AwkwardTensors());
   WriteFile(folder_ / "copy", ReadFile(folder_ / kShard));
   std::filesystem::rename(folder_ / "copy", folder_ / kShard);
   EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kCheckpointChanged, HasSubstr(kShard)));
 }
 
-TEST_F(LoadEngineTest, FailsForAFileThatWasNotFingerprinted) {
+TEST_P(LoadEngineTest, FailsForAFileThatWasNotFingerprinted) {
   Prepare(AwkwardTensors());
   identity_.files.pop_back();
   EXPECT_THAT(Load(RealFileSystem()), StatusIs(Reason::kCheckpointChanged, HasSubstr(kShard)));
 }
 
-TEST_F(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
+TEST_P(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   const absl::Status gone = MakeError(Reason::kServiceUnavailable, "the broker has gone");
@@ -254,7 +260,7 @@ TEST_F(LoadEngineTest, EndsWithTheErrorOfItsProgressCallbackAndStopsReading) {
   EXPECT_LT(files.reads(), plan_.read_bytes / 8192) << "the rest is not read";
 }
 
-TEST_F(LoadEngineTest, ReportsProgressUpToTheLastByte) {
+TEST_P(LoadEngineTest, ReportsProgressUpToTheLastByte) {
   Prepare(AwkwardTensors());
   std::vector<int64_t> reports;
   ASSERT_THAT(Load(RealFileSystem(), {}, FillMethod::kBest,
@@ -267,13 +273,55 @@ TEST_F(LoadEngineTest, ReportsProgressUpToTheLastByte) {
   EXPECT_EQ(reports.back(), plan_.read_bytes);
 }
 
-TEST_F(LoadEngineTest, ReadsEachBlockOnceWhereTensorsAreAligned) {
+TEST_P(LoadEngineTest, ReadsEachBlockOnceWhereTensorsAreAligned) {
   for (size_t padding = 0; padding == 0 || checkpoint_.tensors[0].offset_bytes % 8 != 0; ++padding) {
     Prepare(CheckpointBuilder().Tensor("a", "BF16", {200'000}).Metadata("padding", std::string(padding, 'x')));
   }
   FaultyFileSystem files(RealFileSystem());
   ExpectAllLoaded(Load(files));
   EXPECT_LE(files.reads(), 400'000 / 8192 + 2);
+}
+
+TEST_P(LoadEngineTest, HasReadsUnderWayTogetherWhereThereIsIoUring) {
+  if (const auto queue = RealFileSystem().NewReadQueue(1); !queue.ok()) GTEST_SKIP() << queue.status().message();
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  ExpectAllLoaded(Load(files, {.reader_threads = 1, .reads_per_thread = 3, .chunk_bytes = 8192}));
+  const bool queues = GetParam() == ReadMethod::kIoUring;
+  EXPECT_EQ(files.queued_reads() > 0, queues);
+  EXPECT_EQ(report_.reads_per_thread, queues ? 3 : 1);
+  EXPECT_EQ(report_.read_method, GetParam());
+}
+
+TEST_P(LoadEngineTest, ReadsOneAfterTheOtherWhereIoUringIsRefused) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.RefuseReadQueues();
+  ::testing::internal::CaptureStderr();
+  const auto digests = Load(files);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ExpectAllLoaded(digests);
+  EXPECT_EQ(report_.read_method, ReadMethod::kPread);
+  EXPECT_EQ(log.find("load.io_uring_unavailable") != std::string::npos, GetParam() == ReadMethod::kIoUring) << log;
+}
+
+TEST_P(LoadEngineTest, ReadsWhatThePageCacheHoldsThroughIt) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.PretendCached();
+  ExpectAllLoaded(Load(files));
+  EXPECT_EQ(files.queued_reads(), 0);
+}
+
+TEST_P(LoadEngineTest, KeepsItsBuffersWithinTheirLimitAsFarAsOneGoes) {
+  for (const int64_t limit : {1, 8192, 5 * 8192, 100 * 8192}) {
+    Prepare(AwkwardTensors());
+    LoadOptions options = {.reader_threads = 4, .reads_per_thread = 4, .chunk_bytes = 8192};
+    options.max_buffers_bytes = limit;
+    ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(RealFileSystem(), options)));
+    EXPECT_LE(report_.buffers_bytes, std::max<int64_t>(limit, 8192));
+    EXPECT_GE(report_.reader_threads, 1);
+  }
 }
 
 }  // namespace

@@ -266,7 +266,7 @@ class CountingBuffers : public BufferSource {
         static_cast<std::byte*>(::operator new (static_cast<size_t>(size_bytes), std::align_val_t{4096})));
     return std::span(buffers_.back().get(), static_cast<size_t>(size_bytes));
   }
-  int chunks_per_thread() const override { return 2; }
+  int chunks_in_flight() const override { return 1; }
 
   int allocated = 0;
 
@@ -281,7 +281,9 @@ TEST_F(NodeLoadTest, ReadsIntoTheBuffersThatItIsGiven) {
   Write(Weights());
   ASSERT_NO_FATAL_FAILURE(Plan(Spec(2, "hf", "", "")));
   CountingBuffers buffers;
-  const auto digests = Load({.reader_threads = 1, .chunk_bytes = 8192, .buffers = &buffers}, FillMethod::kBest);
+  const auto digests =
+      Load({.read_method = ReadMethod::kPread, .reader_threads = 1, .chunk_bytes = 8192, .buffers = &buffers},
+           FillMethod::kBest);
   ASSERT_THAT(digests, IsOk());
   ExpectWhatThePlanSays(*digests);
   EXPECT_EQ(buffers.allocated, 2);
