@@ -65,7 +65,7 @@ absl::Status PrivateGpuMemory::FillWithZeros() const {
 
 LoadOptions PrivateGpuMemory::Tune(LoadOptions options) {
   options.buffers = &buffers_;
-  options.chunk_bytes = kCudaChunkBytes;
+  if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
   if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
   return options;
 }

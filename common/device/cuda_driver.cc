@@ -53,6 +53,8 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(pointer_get_attribute, "cuPointerGetAttribute", (void*, int, CudaDevicePtr))                                      \
   X(mem_host_alloc, "cuMemHostAlloc", (void**, size_t, unsigned))                                                     \
   X(mem_free_host, "cuMemFreeHost", (void*))                                                                          \
+  X(mem_host_register, "cuMemHostRegister_v2", (void*, size_t, unsigned))                                             \
+  X(mem_host_unregister, "cuMemHostUnregister", (void*))                                                              \
   X(stream_create, "cuStreamCreate", (CudaStream*, unsigned))                                                         \
   X(stream_destroy, "cuStreamDestroy_v2", (CudaStream))                                                               \
   X(stream_synchronize, "cuStreamSynchronize", (CudaStream))                                                          \
@@ -197,6 +199,10 @@ class RealCudaDriver : public CudaDriver {
     return calls_.mem_host_alloc(data, size_bytes, flags);
   }
   CudaResult MemFreeHost(void* data) override { return calls_.mem_free_host(data); }
+  CudaResult MemHostRegister(void* data, size_t size_bytes, unsigned flags) override {
+    return calls_.mem_host_register(data, size_bytes, flags);
+  }
+  CudaResult MemHostUnregister(void* data) override { return calls_.mem_host_unregister(data); }
 
   CudaResult StreamCreate(unsigned flags, CudaStream* stream) override { return calls_.stream_create(stream, flags); }
   CudaResult StreamDestroy(CudaStream stream) override { return calls_.stream_destroy(stream); }

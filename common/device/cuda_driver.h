@@ -56,6 +56,7 @@ inline constexpr CudaResult kCudaNotSupported = 801;
 inline constexpr int kCudaAttributeMultiprocessorCount = 16;
 inline constexpr int kCudaAttributeComputeCapabilityMajor = 75;
 inline constexpr int kCudaAttributeComputeCapabilityMinor = 76;
+inline constexpr int kCudaAttributeOneAddressForPinnedMemory = 91;  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 inline constexpr int kCudaAttributeVirtualMemoryManagement = 102;
 inline constexpr int kCudaAttributePosixFdHandles = 103;
 
@@ -94,7 +95,8 @@ inline constexpr int kCudaMemoryHost = 1;
 inline constexpr int kCudaMemoryDevice = 2;
 inline constexpr int kCudaPointerAttributeMemoryType = 2;
 
-inline constexpr unsigned kCudaStreamDefault = 0;       // CU_STREAM_DEFAULT: waits for the default stream's work
+inline constexpr unsigned kCudaStreamDefault = 0;  // CU_STREAM_DEFAULT: waits for the default stream's work
+inline constexpr unsigned kCudaHostRegisterPortable = 1;
 inline constexpr unsigned kCudaHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTABLE: pinned for every context
 inline constexpr unsigned kCudaStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kCudaEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
@@ -164,6 +166,8 @@ class CudaDriver {
 
   virtual CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) = 0;
   virtual CudaResult MemFreeHost(void* data) = 0;
+  virtual CudaResult MemHostRegister(void* data, size_t size_bytes, unsigned flags) = 0;  // pins memory that is there
+  virtual CudaResult MemHostUnregister(void* data) = 0;
 
   virtual CudaResult StreamCreate(unsigned flags, CudaStream* stream) = 0;
   virtual CudaResult StreamDestroy(CudaStream stream) = 0;

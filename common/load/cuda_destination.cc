@@ -1,6 +1,7 @@
 #include "common/load/cuda_destination.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "common/device/gpu_digest.h"
 #include "common/device/gpu_kernel.h"
 #include "common/device/gpu_quantizer.h"
+#include "common/device/gpu_run_copier.h"
 #include "common/device/kernels/kernels.h"
 #include "common/device/kernels/scatter_runs.h"
 #include "common/load/not_finite.h"
@@ -24,6 +26,11 @@ namespace {
 constexpr int64_t kStagingGranularityBytes = 1 << 20;
 
 int64_t ElementBytes(const DtypeInfo& dtype) { return dtype.bits / 8; }
+
+// A copy engine's call for a run of this length takes no longer than its bytes do; of shorter ones, all of a chunk are
+// copied by one launch, but for a few.
+constexpr int64_t kShortRunBytes = 512 << 10;
+constexpr size_t kFewRuns = 4;
 
 // Rows that start at multiples of this are loaded by the kernel in whole vectors.
 constexpr int64_t kVectorBytes = 16;
@@ -67,7 +74,7 @@ class Pool {
 class CudaDestination : public Destination {
  public:
   CudaDestination(const ShardPlan& plan, std::vector<CudaDevicePtr> slabs, CudaContext context, GpuDigester digester,
-                  GpuKernel scatter, std::optional<GpuQuantizer> quantizer,
+                  GpuKernel scatter, GpuRunCopier run_copier, std::optional<GpuQuantizer> quantizer,
                   std::function<absl::Status()> before_digests)
       : plan_(plan),
         slabs_(std::move(slabs)),
@@ -75,6 +82,7 @@ class CudaDestination : public Destination {
         cuda_(context_.driver()),
         digester_(std::move(digester)),
         scatter_(std::move(scatter)),
+        run_copier_(std::move(run_copier)),
         quantizer_(std::move(quantizer)),
         before_digests_(std::move(before_digests)) {}
 
@@ -110,7 +118,15 @@ class CudaDestination : public Destination {
     ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
     Flight flight;
     absl::Status status = TakeEvent(&flight.event);
-    for (size_t i = 0; status.ok() && i < transfers.size(); ++i) status = Send(chunk, transfers[i], stream, &flight);
+    std::vector<CopyRun> short_runs;
+    for (size_t i = 0; status.ok() && i < transfers.size(); ++i) {
+      if (IsShortRun(transfers[i])) {
+        AppendRuns(chunk, transfers[i], &short_runs);
+      } else {
+        status = Send(chunk, transfers[i], stream, &flight);
+      }
+    }
+    if (status.ok()) status = CopyShortRuns(chunk, short_runs, stream, &flight);
     // Also after an error: what has begun needs the chunk until it ends.
     if (flight.event != nullptr) status.Update(Check(cuda_.EventRecord(flight.event, stream), "cuEventRecord"));
     MutexLock lock(mutex_);
@@ -200,6 +216,42 @@ class CudaDestination : public Destination {
         return Quantize(transfer, source, stream, flight);
     }
     return MakeError(Reason::kProtocolError, "the plan has a transform that is none");
+  }
+
+  int64_t RunBytes(const Transfer& transfer) const {
+    return transfer.run_elements * ElementBytes(*TensorOf(transfer).dtype);
+  }
+
+  bool IsShortRun(const Transfer& transfer) const {
+    return transfer.transform == Transform::kCopy && transfer.run_count == 1 && RunBytes(transfer) < kShortRunBytes;
+  }
+
+  void AppendRuns(std::span<const std::byte> chunk, const Transfer& transfer, std::vector<CopyRun>* runs) const {
+    const auto from = reinterpret_cast<uint64_t>(chunk.data()) + static_cast<uint64_t>(transfer.source_offset_bytes);
+    const int64_t size_bytes = RunBytes(transfer);
+    for (int64_t at = 0; at < size_bytes; at += kLongestCopyRun) {
+      runs->push_back({.from = from + static_cast<uint64_t>(at),
+                       .to = PlaceOf(transfer) + static_cast<uint64_t>(at),
+                       .size_bytes = std::min(kLongestCopyRun, size_bytes - at)});
+    }
+  }
+
+  // By one launch if the GPU can read the chunk, and by the copy engine, one after the other, if not or if they are
+  // few.
+  absl::Status CopyShortRuns(std::span<const std::byte> chunk, const std::vector<CopyRun>& runs, CudaStream stream,
+                             Flight* flight) {
+    if (runs.size() > kFewRuns && run_copier_.CanRead(chunk)) {
+      const size_t size_bytes = runs.size() * sizeof(CopyRun);
+      ASSIGN_OR_RETURN(std::byte* const staging, Stage(static_cast<int64_t>(size_bytes), flight));
+      std::memcpy(staging, runs.data(), size_bytes);
+      return run_copier_.Launch({reinterpret_cast<const CopyRun*>(staging), runs.size()}, stream);
+    }
+    for (const CopyRun& run : runs) {
+      RETURN_IF_ERROR(Check(cuda_.MemcpyHtoDAsync(run.to, reinterpret_cast<const void*>(run.from),
+                                                  static_cast<size_t>(run.size_bytes), stream),
+                            "cuMemcpyHtoDAsync"));
+    }
+    return absl::OkStatus();
   }
 
   // Copies runs of the tensor's own type to where they land.
@@ -387,6 +439,7 @@ class CudaDestination : public Destination {
   CudaDriver& cuda_;
   const GpuDigester digester_;
   const GpuKernel scatter_;
+  const GpuRunCopier run_copier_;
   const std::optional<GpuQuantizer> quantizer_;  // if the plan has anything to quantize
   const std::function<absl::Status()> before_digests_;
 
@@ -401,39 +454,20 @@ class CudaDestination : public Destination {
 
 }  // namespace
 
-CudaBuffers::~CudaBuffers() {
-  const CudaScope current(context_);
-  for (void* const buffer : buffers_) (void)context_.driver().MemFreeHost(buffer);
-}
-
-absl::StatusOr<std::span<std::byte>> CudaBuffers::Allocate(int64_t size_bytes) {
-  const CudaScope current(context_);
-  RETURN_IF_ERROR(current.status());
-  void* data = nullptr;
-  const auto size = static_cast<size_t>(size_bytes);
-  if (const CudaResult result = context_.driver().MemHostAlloc(size, kCudaHostAllocPortable, &data);
-      result != kCudaSuccess) {
-    return CudaError(context_.driver(), result, "cuMemHostAlloc",
-                     absl::StrCat("pinning a read buffer of ", size_bytes, " bytes"));
-  }
-  MutexLock lock(mutex_);
-  buffers_.push_back(data);
-  return std::span(static_cast<std::byte*>(data), size);
-}
-
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan& plan,
                                                                  std::vector<CudaDevicePtr> slabs,
                                                                  const CudaContext& context,
                                                                  std::function<absl::Status()> before_digests) {
   ASSIGN_OR_RETURN(GpuDigester digester, GpuDigester::Create(context));
   ASSIGN_OR_RETURN(GpuKernel scatter, GpuKernel::Load(context, ScatterKernelImage(), kScatterKernelName));
+  ASSIGN_OR_RETURN(GpuRunCopier run_copier, GpuRunCopier::Create(context));
   std::optional<GpuQuantizer> quantizer;
   if (QuantizesAnything(plan)) {
     ASSIGN_OR_RETURN(quantizer, GpuQuantizer::Create(context));
   }
   auto destination =
       std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
-                                        std::move(quantizer), std::move(before_digests));
+                                        std::move(run_copier), std::move(quantizer), std::move(before_digests));
   RETURN_IF_ERROR(destination->Prepare());
   return destination;
 }

@@ -55,11 +55,12 @@ Tuning Tune(const LoadOptions& options, bool has_queue, int chunks_in_flight, in
   return tuning;
 }
 
-// Whether this process may read by io_uring; says so if not.
-bool HasQueue(FileSystem& file_system, ReadMethod wanted) {
+// Whether to read by io_uring; says so if this process may not. SYSTEM_ERROR if it must and may not.
+absl::StatusOr<bool> HasQueue(FileSystem& file_system, ReadMethod wanted) {
   if (wanted == ReadMethod::kPread) return false;
   const auto queue = file_system.NewReadQueue(1);
   if (queue.ok()) return true;
+  if (wanted == ReadMethod::kIoUring) return queue.status();
   Log(LogLevel::kWarning, "load.io_uring_unavailable", {{"error", std::string(queue.status().message())}});
   return false;
 }
@@ -88,15 +89,15 @@ using Destinations = std::span<const std::unique_ptr<Destination>>;
 // What the reader threads share: the items to do, and the first error.
 class LoadRun {
  public:
-  LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options)
+  LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options,
+          bool has_queue)
       : file_system_(source.file_system),
         destinations_(destinations),
         files_(files),
         options_(options),
-        reads_(source.checkpoint, source.plan, options.chunk_bytes),
+        reads_(source.checkpoint, source.plan, options.chunk_bytes > 0 ? options.chunk_bytes : kChunkBytes),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, HasQueue(source.file_system, options.read_method), buffers_.chunks_in_flight(),
-                     reads_.buffer_bytes())) {}
+        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), reads_.buffer_bytes())) {}
 
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
@@ -230,7 +231,8 @@ absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& sour
                                                           const LoadProgressCallback& progress) {
   ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
   const auto start = std::chrono::steady_clock::now();
-  LoadRun run(source, destinations, files, options);
+  ASSIGN_OR_RETURN(const bool has_queue, HasQueue(source.file_system, options.read_method));
+  LoadRun run(source, destinations, files, options, has_queue);
   RETURN_IF_ERROR(run.Run(progress));
   const auto read = std::chrono::steady_clock::now();
   std::vector<std::vector<Digest>> digests;
@@ -239,6 +241,7 @@ absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& sour
   }
   if (options.report != nullptr) {
     *options.report = run.Describe();
+    for (const auto& file : files) options.report->direct_bytes += file->direct_bytes();
     options.report->read_time = read - start;
     options.report->digest_time = std::chrono::steady_clock::now() - read;
   }

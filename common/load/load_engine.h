@@ -37,28 +37,33 @@ struct LoadSource {
   const NodePlan& plan;
 };
 
-// How reads are made: by io_uring, several of a thread under way at once, or by pread, each waited for. Where io_uring
-// is not to be had it is pread, with a line in the log. What the page cache holds is always read by pread.
-enum class ReadMethod { kIoUring, kPread };
+// How reads are made: by io_uring, several of a thread under way at once, or by pread, each waited for. kAuto is
+// io_uring where it is to be had and pread elsewhere, with a line in the log; kIoUring fails there. What the page cache
+// holds is always read by pread.
+enum class ReadMethod { kAuto, kIoUring, kPread };
 
 // What a load came to use, and how long it took.
 struct LoadReport {
-  ReadMethod read_method = ReadMethod::kPread;
+  ReadMethod read_method = ReadMethod::kPread;  // never kAuto
   int reader_threads = 0;
   int reads_per_thread = 0;                 // under way at once
   int64_t buffer_bytes = 0;                 // of one
   int64_t buffers_bytes = 0;                // of all
+  int64_t direct_bytes = 0;                 // what was read past the page cache, of whole blocks
   std::chrono::nanoseconds read_time{0};    // until everything had been read and stored
   std::chrono::nanoseconds digest_time{0};  // what the destinations' Finish took after it
 };
 
+// Of one read into host memory, where it is left open.
+inline constexpr int64_t kChunkBytes = 2 << 20;
+
 struct LoadOptions {
-  ReadMethod read_method = ReadMethod::kIoUring;
-  int reader_threads = 0;         // 0 chooses by the number of cores
-  int reads_per_thread = 0;       // with io_uring; 0 chooses
-  int64_t chunk_bytes = 2 << 20;  // of one read: a multiple of kDirectAlignmentBytes, at least twice it. Tensors that
-                                  // are quantized are read by whole rows of blocks, in chunks as large as that takes.
-  int64_t max_buffers_bytes = 512 << 20;  // of all buffers together, as far as one for each of two reads needs no more
+  ReadMethod read_method = ReadMethod::kAuto;
+  int reader_threads = 0;    // 0 chooses by the number of cores
+  int reads_per_thread = 0;  // with io_uring; 0 chooses
+  int64_t chunk_bytes = 0;   // of one read: a multiple of kDirectAlignmentBytes, at least twice it; 0 chooses. Tensors
+                             // that are quantized are read by whole rows of blocks, in chunks as large as that takes.
+  int64_t max_buffers_bytes = 512 << 20;  // of all buffers together, but for those that one thread cannot do without
   std::chrono::milliseconds progress_interval{100};
   BufferSource* buffers = nullptr;  // null: ordinary memory. Outlives the call.
   LoadReport* report = nullptr;     // filled if it is not null

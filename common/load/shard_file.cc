@@ -87,6 +87,7 @@ absl::Status ShardFile::ReadDirect(File& file, size_t done, int64_t begin_bytes,
     ASSIGN_OR_RETURN(const int64_t count,
                      file.ReadAt(start + static_cast<int64_t>(done), buffer.subspan(done, blocks - done)));
     done += static_cast<size_t>(count);
+    direct_bytes_ += count;
     at_end = count == 0 || done % kBlock != 0;
   }
   return ReadBuffered(start + static_cast<int64_t>(done), end_bytes, buffer.subspan(done));
@@ -141,6 +142,7 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::Finish(const ReadQueue::Co
     return Read(begin_bytes, end_bytes, buffer);
   }
   const auto direct = Direct();
+  direct_bytes_ += read.count;
   if (direct == nullptr) return Read(begin_bytes, end_bytes, buffer);  // another thread has found it refused meanwhile
   return Result(ReadDirect(*direct, static_cast<size_t>(read.count), begin_bytes, end_bytes, buffer), begin_bytes,
                 end_bytes, buffer);

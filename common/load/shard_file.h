@@ -7,6 +7,7 @@
 // Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -35,6 +36,9 @@ class ShardFile {
   // file system refuses O_DIRECT, or the queue does not take it.
   bool Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
 
+  // How much has been read past the page cache.
+  int64_t direct_bytes() const { return direct_bytes_; }
+
   // Ends what Start has begun, once the queue has said what came of it: reads the rest. As Read, with the same
   // arguments as Start.
   absl::StatusOr<std::span<const std::byte>> Finish(const ReadQueue::Completion& read, int64_t begin_bytes,
@@ -59,6 +63,8 @@ class ShardFile {
   FileSystem& file_system_;
   const std::string path_;
   const FileIdentity identity_;
+
+  std::atomic<int64_t> direct_bytes_{0};
 
   mutable Mutex mutex_;
   std::shared_ptr<File> direct_ ABSL_GUARDED_BY(mutex_);    // null where the file system refuses it

@@ -1,11 +1,16 @@
 // GPU memory that a load fills: see load_memory.h.
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread.h"
 #include "common/load/cuda_destination.h"
 #include "server/loader/gpu_shard.h"
 #include "server/loader/load_memory.h"
@@ -20,23 +25,50 @@ class GpuLoadMemory : public LoadMemory {
   // Copies end before the memory goes.
   ~GpuLoadMemory() override { destinations_.clear(); }
 
+  int64_t pinned_bytes() const override { return buffers_ != nullptr ? buffers_->pinned_bytes() : 0; }
+  int64_t unpinned_bytes() const override { return buffers_ != nullptr ? buffers_->unpinned_bytes() : 0; }
+
+  int64_t contexts_ns() const override { return contexts_ns_; }
+
+  // All GPUs at once: a context alone takes a tenth of a second.
   absl::Status Allocate(const internal::v1::LoadRequest& request, const NodePlan& plan, CudaDriver& cuda) {
-    for (size_t i = 0; i < plan.shards.size(); ++i) {
-      const std::string& uuid = request.ranks(static_cast<int>(i)).device();
-      if (const absl::Status added = AddShard(plan.shards[i], uuid, cuda); !added.ok()) return WithHolders(added, uuid);
+    const size_t count = plan.shards.size();
+    shards_.resize(count);
+    destinations_.resize(count);
+    std::map<std::string, Gpu> gpus;  // by UUID
+    for (size_t i = 0; i < count; ++i) gpus[request.ranks(static_cast<int>(i)).device()].shards.push_back(i);
+    std::vector<std::thread> threads;
+    for (auto& [uuid, gpu] : gpus) {
+      const auto allocate = [this, &plan, &cuda, &uuid = uuid, &gpu = gpu] {
+        gpu.status = AllocateOn(uuid, plan, cuda, gpu);
+      };
+      auto thread = StartThread("taking a GPU's memory", allocate);
+      if (thread.ok()) {
+        threads.push_back(*std::move(thread));
+      } else {
+        allocate();
+      }
     }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& [uuid, gpu] : gpus) {
+      RETURN_IF_ERROR(WithHolders(gpu.status, uuid));
+      contexts_ns_ = std::max(contexts_ns_, gpu.context_ns);
+    }
+    buffers_ = std::make_unique<CudaBuffers>(gpus.begin()->second.context);
     return absl::OkStatus();
   }
 
   LoadOptions Tune(LoadOptions options) const override {
     options.buffers = buffers_.get();
-    options.chunk_bytes = kCudaChunkBytes;
+    if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
     if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
     return options;
   }
 
   absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override {
     destinations_[shard].reset();
+    const auto is_finished = [](const auto& destination) { return destination == nullptr; };
+    if (std::all_of(destinations_.begin(), destinations_.end(), is_finished)) buffers_.reset();  // an exporter stays
     ASSIGN_OR_RETURN(std::vector<FinishedSlab> finished, shards_[shard]->Finish());
     if (!needs_exporter()) shards_[shard].reset();  // descriptors keep the memory
     return finished;
@@ -45,29 +77,30 @@ class GpuLoadMemory : public LoadMemory {
   bool needs_exporter() const override { return kind_ == v1::HANDLE_KIND_CUDA_IPC; }
 
  private:
-  absl::Status AddShard(const ShardPlan& plan, const std::string& uuid, CudaDriver& cuda) {
-    ASSIGN_OR_RETURN(const CudaContext context, ContextOf(uuid, cuda));
-    if (buffers_ == nullptr) buffers_ = std::make_unique<CudaBuffers>(context);
-    std::unique_ptr<GpuShard>& shard = shards_.emplace_back();
-    ASSIGN_OR_RETURN(shard, GpuShard::Create(context, uuid, kind_));
-    RETURN_IF_ERROR(shard->Add(plan.slab_bytes));
-    std::vector<CudaDevicePtr> addresses;
-    for (const GpuShard::Slab& slab : shard->slabs()) addresses.push_back(slab.address);
-    ASSIGN_OR_RETURN(
-        destinations_.emplace_back(),
-        MakeCudaDestination(plan, std::move(addresses), context, [memory = shard.get()] { return memory->Protect(); }));
+  struct Gpu {
+    std::vector<size_t> shards;  // of the plan
+    CudaContext context;
+    int64_t context_ns = 0;
+    absl::Status status;
+  };
+
+  absl::Status AllocateOn(const std::string& uuid, const NodePlan& plan, CudaDriver& cuda, Gpu& gpu) {
+    ASSIGN_OR_RETURN(gpu.context, ContextOfGpu(cuda, uuid));
+    gpu.context_ns = SteadyNanoseconds();
+    for (const size_t index : gpu.shards) {
+      ASSIGN_OR_RETURN(shards_[index], GpuShard::Create(gpu.context, uuid, kind_));
+      GpuShard& shard = *shards_[index];
+      RETURN_IF_ERROR(shard.Add(plan.shards[index].slab_bytes));
+      std::vector<CudaDevicePtr> addresses;
+      for (const GpuShard::Slab& slab : shard.slabs()) addresses.push_back(slab.address);
+      ASSIGN_OR_RETURN(destinations_[index], MakeCudaDestination(plan.shards[index], std::move(addresses), gpu.context,
+                                                                 [&shard] { return shard.Protect(); }));
+    }
     return absl::OkStatus();
   }
 
-  absl::StatusOr<CudaContext> ContextOf(const std::string& uuid, CudaDriver& cuda) {
-    if (const auto known = contexts_.find(uuid); known != contexts_.end()) return known->second;
-    ASSIGN_OR_RETURN(const CudaContext context, ContextOfGpu(cuda, uuid));
-    contexts_.emplace(uuid, context);
-    return context;
-  }
-
   const v1::HandleKind kind_;
-  std::map<std::string, CudaContext> contexts_;  // by UUID
+  int64_t contexts_ns_ = 0;
   std::unique_ptr<CudaBuffers> buffers_;
   std::vector<std::unique_ptr<GpuShard>> shards_;
 };

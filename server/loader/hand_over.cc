@@ -35,6 +35,7 @@ absl::Status SendShard(int control_fd, const ShardFacts& facts, std::span<const 
   sealed.set_tensor_count(facts.tensor_count);
   sealed.set_read_bytes(facts.read_bytes);
   sealed.set_digest_seconds(facts.digest_seconds);
+  if (facts.report != nullptr) *sealed.mutable_report() = *facts.report;
   sealed.set_manifest_sha256(Sha256Bytes(manifest));
   sealed.set_manifest_bytes(static_cast<int64_t>(manifest.size()));
   return SendMessage(control_fd, event.SerializeAsString(), fds);

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "common/memory/host_slab.h"
 #include "server/loader/load_memory.h"
+#include "weightbroker/internal/v1/loader.pb.h"
 
 namespace weightbroker {
 
@@ -15,7 +16,8 @@ struct ShardFacts {
   int32_t rank = 0;
   int64_t tensor_count = 0;
   int64_t read_bytes = 0;
-  double digest_seconds = 0;  // of a publication
+  double digest_seconds = 0;                         // of a publication
+  const internal::v1::LoadReport* report = nullptr;  // of a load
 };
 
 // A sealed memfd, as it is handed over.

@@ -44,6 +44,13 @@ class LoadMemory {
   // `options` as they suit this memory, where they leave it open.
   virtual LoadOptions Tune(LoadOptions options) const { return options; }
 
+  // How much of the read buffers that Tune gave could be pinned, and how much should have been and could not.
+  virtual int64_t pinned_bytes() const { return 0; }
+  virtual int64_t unpinned_bytes() const { return 0; }
+
+  // When every GPU's context was there, in nanoseconds of the steady clock; 0 without GPUs.
+  virtual int64_t contexts_ns() const { return 0; }
+
   // Ends the writing to one shard, once it has been loaded.
   virtual absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) = 0;
 

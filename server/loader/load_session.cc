@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/quote.h"
@@ -31,6 +35,32 @@ namespace {
 namespace pb = ::weightbroker::internal::v1;
 
 constexpr int64_t kMaxRequestBytes = 256 << 20;
+constexpr int64_t kMaxChunkBytes = 256 << 20;
+
+constexpr std::pair<std::string_view, ReadMethod> kReadMethods[] = {
+    {"", ReadMethod::kAuto}, {"io_uring", ReadMethod::kIoUring}, {"pread", ReadMethod::kPread}};
+
+// `options` with what the request says.
+absl::StatusOr<LoadOptions> WithWishesOf(const pb::LoadRequest& request, LoadOptions options) {
+  const auto method = std::find_if(std::begin(kReadMethods), std::end(kReadMethods),
+                                   [&](const auto& known) { return known.first == request.read_method(); });
+  const int64_t chunk = request.chunk_bytes();
+  if (method == std::end(kReadMethods) || chunk % kDirectAlignmentBytes != 0 || chunk < 0 || chunk > kMaxChunkBytes ||
+      (chunk > 0 && chunk < 2 * kDirectAlignmentBytes)) {
+    return MakeError(Reason::kProtocolError, absl::StrCat("no way to read: method ", Quote(request.read_method()),
+                                                          ", chunks of ", chunk, " bytes"));
+  }
+  if (method->second != ReadMethod::kAuto) options.read_method = method->second;
+  if (chunk > 0) options.chunk_bytes = chunk;
+  if (request.reader_threads() > 0) options.reader_threads = request.reader_threads();
+  if (request.reads_per_thread() > 0) options.reads_per_thread = request.reads_per_thread();
+  return options;
+}
+
+std::string MethodName(const LoadReport& report) {
+  if (report.direct_bytes == 0) return "buffered";
+  return report.read_method == ReadMethod::kIoUring ? "io_uring" : "pread";
+}
 
 int64_t Sum(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
 
@@ -85,12 +115,15 @@ class Session {
         control_fd_(control_fd),
         options_(options),
         before_hand_over_(before_hand_over),
-        open_cuda_(open_cuda) {}
+        open_cuda_(open_cuda) {
+    report_.set_started_ns(SteadyNanoseconds());
+  }
 
   absl::Status Run() {
     RETURN_IF_ERROR(Plan());
+    report_.set_planned_ns(SteadyNanoseconds());
     RETURN_IF_ERROR(AskToProceed());
-    ASSIGN_OR_RETURN(memory_, LoadMemory::Allocate(request_, plan_, open_cuda_));
+    RETURN_IF_ERROR(Allocate());
     RETURN_IF_ERROR(Load());
     RETURN_IF_ERROR(Verify());
     RETURN_IF_ERROR(FinishAndHandOver());
@@ -130,14 +163,49 @@ class Session {
     return absl::OkStatus();
   }
 
+  absl::Status Allocate() {
+    const int64_t start_ns = SteadyNanoseconds();
+    ASSIGN_OR_RETURN(memory_, LoadMemory::Allocate(request_, plan_, open_cuda_));
+    report_.set_allocated_ns(SteadyNanoseconds());
+    report_.set_context_ns(memory_->contexts_ns());
+    if (memory_->contexts_ns() > 0) report_.set_context_wait_ns(memory_->contexts_ns() - start_ns);
+    return absl::OkStatus();
+  }
+
   absl::Status Load() {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
     const LoadSource source{file_system_, checkpoint_, identity_, plan_};
-    ASSIGN_OR_RETURN(digests_,
-                     LoadNode(source, memory_->destinations(), memory_->Tune(options_), [this](int64_t done_bytes) {
+    LoadReport report;
+    LoadOptions options = memory_->Tune(options_);
+    options.report = &report;
+    ASSIGN_OR_RETURN(digests_, LoadNode(source, memory_->destinations(), options, [this](int64_t done_bytes) {
                        return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
                      }));
+    Describe(report);
     return absl::OkStatus();
+  }
+
+  void Describe(const LoadReport& report) {
+    report_.set_digested_ns(SteadyNanoseconds());
+    report_.set_loaded_ns(report_.digested_ns() - report.digest_time.count());
+    report_.set_peak_pinned_bytes(memory_->pinned_bytes());
+    report_.set_unpinned_bytes(memory_->unpinned_bytes());
+    report_.set_read_method(MethodName(report));
+    report_.set_chunk_bytes(report.buffer_bytes);
+    report_.set_reader_threads(report.reader_threads);
+    report_.set_reads_per_thread(report.reads_per_thread);
+    report_.set_buffers_bytes(report.buffers_bytes);
+    const double seconds = std::chrono::duration<double>(report.read_time).count();
+    Log(LogLevel::kInfo, "load.read",
+        {{"bytes", absl::StrCat(plan_.read_bytes)},
+         {"seconds", absl::StrCat(seconds)},
+         {"gb_per_second", absl::StrCat(static_cast<double>(plan_.read_bytes) / 1e9 / std::max(seconds, 1e-9))},
+         {"method", report_.read_method()},
+         {"past_page_cache_bytes", absl::StrCat(report.direct_bytes)},
+         {"threads", absl::StrCat(report.reader_threads)},
+         {"reads_per_thread", absl::StrCat(report.reads_per_thread)},
+         {"chunk_bytes", absl::StrCat(report.buffer_bytes)},
+         {"pinned_bytes", absl::StrCat(memory_->pinned_bytes())}});
   }
 
   absl::Status Verify() {
@@ -159,7 +227,8 @@ class Session {
       RETURN_IF_ERROR(SendShard(control_fd_,
                                 {.rank = shard.rank,
                                  .tensor_count = static_cast<int64_t>(shard.tensors.size()),
-                                 .read_bytes = plan_.read_bytes},
+                                 .read_bytes = plan_.read_bytes,
+                                 .report = &report_},
                                 finished[i], manifests[i]));
     }
     return absl::OkStatus();
@@ -186,6 +255,7 @@ class Session {
   NodePlan plan_;
   std::unique_ptr<LoadMemory> memory_;
   std::vector<std::vector<Digest>> digests_;  // of each of the plan's shards
+  pb::LoadReport report_;
 };
 
 }  // namespace
@@ -193,9 +263,9 @@ class Session {
 absl::Status RunLoadSession(FileSystem& file_system, const pb::LoadRequest& request, int control_fd,
                             LoadOptions options, const std::function<void()>& before_hand_over,
                             const CudaOpener& open_cuda) {
-  if (request.reader_threads() > 0) options.reader_threads = request.reader_threads();
-  Session session(file_system, request, control_fd, options, before_hand_over, open_cuda);
-  absl::Status status = session.Run();
+  const auto wishes = WithWishesOf(request, options);
+  Session session(file_system, request, control_fd, wishes.ok() ? *wishes : options, before_hand_over, open_cuda);
+  absl::Status status = wishes.ok() ? session.Run() : wishes.status();
   if (!status.ok()) session.Report(status);
   return status;
 }

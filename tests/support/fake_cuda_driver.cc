@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/device/kernels/copy_runs.h"
 #include "common/device/kernels/digest_tiles.h"
 #include "common/device/kernels/scatter_runs.h"
 #include "common/quant/fp8_block_tile.h"
@@ -114,17 +115,17 @@ int FakeCudaDriver::live_objects() const {
   MutexLock lock(mutex_);
   int contexts = 0;
   for (const auto& [device, count] : contexts_) contexts += count;
-  return contexts +
-         static_cast<int>(physical_.size() + reservations_.size() + mappings_.size() + allocations_.size() +
-                          opened_.size() + pinned_.size() + streams_.size() + events_.size() + modules_.size());
+  return contexts + static_cast<int>(physical_.size() + reservations_.size() + mappings_.size() + allocations_.size() +
+                                     opened_.size() + pinned_.size() + registered_.size() + streams_.size() +
+                                     events_.size() + modules_.size());
 }
 
 std::string FakeCudaDriver::DescribeLive() const {
   MutexLock lock(mutex_);
   return absl::StrCat("contexts ", contexts_.size(), ", handles ", physical_.size(), ", reservations ",
                       reservations_.size(), ", mappings ", mappings_.size(), ", allocations ", allocations_.size(),
-                      ", opened ", opened_.size(), ", pinned ", pinned_.size(), ", streams ", streams_.size(),
-                      ", events ", events_.size(), ", modules ", modules_.size());
+                      ", opened ", opened_.size(), ", pinned ", pinned_.size() + registered_.size(), ", streams ",
+                      streams_.size(), ", events ", events_.size(), ", modules ", modules_.size());
 }
 
 int64_t FakeCudaDriver::used_bytes() const {
@@ -452,7 +453,7 @@ CudaResult FakeCudaDriver::PointerGetMemoryType(CudaDevicePtr address, int* type
   *type = kCudaMemoryDevice;
   if (is_inside(mappings_) || is_inside(allocations_)) return kCudaSuccess;
   *type = kCudaMemoryHost;
-  return pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+  return is_inside(registered_) || pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
 CudaResult FakeCudaDriver::MemHostAlloc(size_t size_bytes, unsigned, void** data) {
@@ -469,6 +470,18 @@ CudaResult FakeCudaDriver::MemFreeHost(void* data) {
   if (pinned_.erase(data) == 0) return kCudaInvalidValue;
   std::free(data);
   return kCudaSuccess;
+}
+
+CudaResult FakeCudaDriver::MemHostRegister(void* data, size_t size_bytes, unsigned) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuMemHostRegister"); result != kCudaSuccess) return result;
+  return registered_.emplace(reinterpret_cast<CudaDevicePtr>(data), size_bytes).second ? kCudaSuccess
+                                                                                       : kCudaInvalidValue;
+}
+
+CudaResult FakeCudaDriver::MemHostUnregister(void* data) {
+  MutexLock lock(mutex_);
+  return registered_.erase(reinterpret_cast<CudaDevicePtr>(data)) > 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
 CudaResult FakeCudaDriver::StreamCreate(unsigned, CudaStream* stream) {
@@ -601,7 +614,10 @@ CudaResult FakeCudaDriver::ModuleGetFunction(CudaModule module, const char* name
   if (const CudaResult result = Enter("cuModuleGetFunction"); result != kCudaSuccess) return result;
   if (modules_.count(module) == 0) return kCudaInvalidHandle;
   const std::string text = name;
-  if (text != wbd1::kDigestKernelName && text != kScatterKernelName && !IsFp8Kernel(text)) return kCudaNotFound;
+  if (text != wbd1::kDigestKernelName && text != kScatterKernelName && text != kCopyRunsKernelName &&
+      !IsFp8Kernel(text)) {
+    return kCudaNotFound;
+  }
   *function = NewObject();
   functions_[*function] = text;
   return kCudaSuccess;
@@ -617,6 +633,15 @@ CudaResult FakeCudaDriver::LaunchKernel(CudaFunction function, const CudaLaunch&
     const ScatterRuns runs = *static_cast<ScatterRuns*>(parameters[0]);
     return Enqueue(stream, [=] {
       for (int64_t i = 0; i < runs.run_count * runs.run_elements; ++i) ScatterElement(runs, i);
+    });
+  }
+  if (name->second == kCopyRunsKernelName) {
+    if (launch.block_threads != kCopyRunsThreads) return kCudaInvalidValue;
+    const CopyRun* const runs = *static_cast<const CopyRun**>(parameters[0]);
+    return Enqueue(stream, [runs, count = *static_cast<int64_t*>(parameters[1])] {
+      for (int64_t i = 0; i < count; ++i) {
+        for (unsigned lane = 0; lane < kCopyRunsLanes; ++lane) CopyPartOfRun(runs[i], lane, kCopyRunsLanes);
+      }
     });
   }
   if (IsFp8Kernel(name->second)) {

@@ -93,6 +93,8 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) override;
   CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) override;
   CudaResult MemFreeHost(void* data) override;
+  CudaResult MemHostRegister(void* data, size_t size_bytes, unsigned flags) override;
+  CudaResult MemHostUnregister(void* data) override;
   CudaResult StreamCreate(unsigned flags, CudaStream* stream) override;
   CudaResult StreamDestroy(CudaStream stream) override;
   CudaResult StreamSynchronize(CudaStream stream) override;
@@ -155,6 +157,7 @@ class FakeCudaDriver : public CudaDriver {
   std::map<CudaDevicePtr, size_t> allocations_ ABSL_GUARDED_BY(mutex_);
   std::multiset<CudaDevicePtr> opened_ ABSL_GUARDED_BY(mutex_);  // by IPC handle
   std::set<void*> pinned_ ABSL_GUARDED_BY(mutex_);
+  std::map<CudaDevicePtr, size_t> registered_ ABSL_GUARDED_BY(mutex_);  // host memory that its owner has pinned
   std::map<CudaStream, Stream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaEvent, Event> events_ ABSL_GUARDED_BY(mutex_);
   std::set<CudaModule> modules_ ABSL_GUARDED_BY(mutex_);

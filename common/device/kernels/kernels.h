@@ -4,6 +4,7 @@
 
 namespace weightbroker {
 
+const void* CopyRunsKernelImage();
 const void* DigestKernelImage();
 const void* Fp8BlockKernelImage();
 const void* ScatterKernelImage();

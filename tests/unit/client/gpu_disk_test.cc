@@ -99,7 +99,7 @@ TEST_F(GpuDiskTest, GivesEverythingBackWithTheWeights) {
 
 TEST_F(GpuDiskTest, LeavesNothingBehindWhateverFails) {
   for (const char* call : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async",
-                           "cuMemHostAlloc", "cuStreamCreate", "cuMemcpyHtoDAsync"}) {
+                           "cuStreamCreate", "cuMemcpyHtoDAsync"}) {
     cuda_.Fail(call, kCudaNotPermitted);
     EXPECT_THAT(LoadFromDisk(request_), StatusIs(Reason::kCudaError, HasSubstr(call)));
     cuda_.StopFailing(call);

@@ -171,8 +171,92 @@ TEST_F(CudaDestinationTest, ReadBuffersArePinnedAndGivenBack) {
   const auto buffer = buffers.Allocate(8192);
   ASSERT_THAT(buffer, IsOk());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
-  cuda_.Fail("cuMemHostAlloc", kCudaOutOfMemory);
-  EXPECT_THAT(buffers.Allocate(8192), StatusIs(Reason::kMemoryExhausted, HasSubstr("8192 bytes")));
+  EXPECT_EQ(buffers.pinned_bytes(), 2 << 20) << "whole huge pages";
+  EXPECT_EQ(buffers.unpinned_bytes(), 0);
+}
+
+TEST_F(CudaDestinationTest, ReadBuffersThatCannotBePinnedAreOrdinaryMemoryAndThatIsSaidOnce) {
+  const CudaContext context = *CudaContext::Retain(cuda_, 0);
+  CudaBuffers buffers(context);
+  cuda_.Fail("cuMemHostRegister", kCudaOutOfMemory);
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    const auto buffer = buffers.Allocate(8192);
+    ASSERT_THAT(buffer, IsOk());
+    std::fill(buffer->begin(), buffer->end(), std::byte{1});
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(buffers.pinned_bytes(), 0);
+  EXPECT_EQ(buffers.unpinned_bytes(), 4 << 20);
+  const size_t first = log.find("load.not_pinned");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(log.find("load.not_pinned", first + 1), std::string::npos);
+}
+
+// Tensors of every length and alignment, many in one chunk.
+class ShortRunsTest : public CudaDestinationTest {
+ protected:
+  void SetUp() override {
+    CudaDestinationTest::SetUp();
+    case_ = {};
+    int64_t from = 0;
+    int64_t to = 0;
+    for (int64_t i = 0; i < 200; ++i) {
+      const int64_t size_bytes = i < 100 ? i : i * i + 1;
+      TensorPlacement tensor;
+      tensor.name = "t" + std::to_string(1000 + i);
+      tensor.dtype = FindDtype("U8");
+      tensor.shape = {size_bytes};
+      tensor.size_bytes = size_bytes;
+      tensor.slab_offset_bytes = to;
+      case_.plan.tensors.push_back(tensor);
+      case_.transfers.push_back({.tensor = static_cast<int32_t>(i),
+                                 .transform = Transform::kCopy,
+                                 .source_dtype = tensor.dtype,
+                                 .run_elements = size_bytes,
+                                 .source_offset_bytes = from});
+      from += size_bytes;
+      to += (size_bytes + 255) / 256 * 256;
+    }
+    case_.plan.slab_bytes = {to};
+    case_.chunk.resize(static_cast<size_t>(from));
+    for (size_t i = 0; i < case_.chunk.size(); ++i) case_.chunk[i] = static_cast<std::byte>(i * 7 + i / 256);
+  }
+
+  void ExpectEveryByte(const Filled& filled) {
+    for (size_t i = 0; i < case_.transfers.size(); ++i) {
+      const TensorPlacement& tensor = case_.plan.tensors[i];
+      ASSERT_EQ(std::memcmp(filled.bytes.data() + tensor.slab_offset_bytes,
+                            case_.chunk.data() + case_.transfers[i].source_offset_bytes,
+                            static_cast<size_t>(tensor.size_bytes)),
+                0)
+          << tensor.name;
+    }
+  }
+};
+
+TEST_F(ShortRunsTest, AreCopiedTogetherFromPinnedMemory) {
+  cuda_.Fail("cuMemcpyHtoDAsync", kCudaNotSupported);  // not one of them by a call of its own
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
+    const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
+    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
+    absl::Status status = destination.Store(buffer, case_.transfers);
+    status.Update(destination.Release(buffer));
+    cuda_.StopFailing("cuMemcpyHtoDAsync");  // digests need it
+    return status;
+  });
+  ASSERT_THAT(gpu, IsOk());
+  ExpectEveryByte(*gpu);
+}
+
+TEST_F(ShortRunsTest, AreCopiedOneByOneFromMemoryThatTheGpuCannotRead) {
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    RETURN_IF_ERROR(destination.Store(case_.chunk, case_.transfers));
+    return destination.Release(case_.chunk);
+  });
+  ASSERT_THAT(gpu, IsOk());
+  ExpectEveryByte(*gpu);
 }
 
 }  // namespace

@@ -106,8 +106,8 @@ class LoadEngineTest : public ::testing::TestWithParam<ReadMethod> {
   LoadReport report_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Methods, LoadEngineTest, ::testing::Values(ReadMethod::kIoUring, ReadMethod::kPread),
-                         [](const auto& method) { return method.param == ReadMethod::kIoUring ? "IoUring" : "Pread"; });
+INSTANTIATE_TEST_SUITE_P(Methods, LoadEngineTest, ::testing::Values(ReadMethod::kAuto, ReadMethod::kPread),
+                         [](const auto& method) { return method.param == ReadMethod::kAuto ? "Auto" : "Pread"; });
 
 TEST_P(LoadEngineTest, PutsEveryByteInItsPlaceForAnyChunkNumberOfThreadsAndWayOfFilling) {
   for (const FillMethod method : {FillMethod::kWrite, FillMethod::kCopy}) {
@@ -287,10 +287,11 @@ TEST_P(LoadEngineTest, HasReadsUnderWayTogetherWhereThereIsIoUring) {
   Prepare(AwkwardTensors());
   FaultyFileSystem files(RealFileSystem());
   ExpectAllLoaded(Load(files, {.reader_threads = 1, .reads_per_thread = 3, .chunk_bytes = 8192}));
-  const bool queues = GetParam() == ReadMethod::kIoUring;
+  const bool queues = GetParam() == ReadMethod::kAuto;
   EXPECT_EQ(files.queued_reads() > 0, queues);
   EXPECT_EQ(report_.reads_per_thread, queues ? 3 : 1);
-  EXPECT_EQ(report_.read_method, GetParam());
+  EXPECT_EQ(report_.read_method, queues ? ReadMethod::kIoUring : ReadMethod::kPread);
+  EXPECT_GE(report_.direct_bytes, plan_.read_bytes);
 }
 
 TEST_P(LoadEngineTest, ReadsOneAfterTheOtherWhereIoUringIsRefused) {
@@ -302,7 +303,18 @@ TEST_P(LoadEngineTest, ReadsOneAfterTheOtherWhereIoUringIsRefused) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   ExpectAllLoaded(digests);
   EXPECT_EQ(report_.read_method, ReadMethod::kPread);
-  EXPECT_EQ(log.find("load.io_uring_unavailable") != std::string::npos, GetParam() == ReadMethod::kIoUring) << log;
+  EXPECT_EQ(log.find("load.io_uring_unavailable") != std::string::npos, GetParam() == ReadMethod::kAuto) << log;
+}
+
+TEST_P(LoadEngineTest, FailsWhereItMustReadByIoUringAndThatIsRefused) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.RefuseReadQueues();
+  std::vector<std::unique_ptr<Destination>> destinations;
+  destinations.push_back(MakeHostDestination(shard(), slabs_));
+  EXPECT_THAT(LoadNode({files, checkpoint_, identity_, plan_}, destinations, {.read_method = ReadMethod::kIoUring},
+                       [](int64_t) { return absl::OkStatus(); }),
+              HasMetadata("errno", "EPERM"));
 }
 
 TEST_P(LoadEngineTest, ReadsWhatThePageCacheHoldsThroughIt) {
@@ -311,6 +323,7 @@ TEST_P(LoadEngineTest, ReadsWhatThePageCacheHoldsThroughIt) {
   files.PretendCached();
   ExpectAllLoaded(Load(files));
   EXPECT_EQ(files.queued_reads(), 0);
+  EXPECT_EQ(report_.direct_bytes, 0);
 }
 
 TEST_P(LoadEngineTest, KeepsItsBuffersWithinTheirLimitAsFarAsOneGoes) {
