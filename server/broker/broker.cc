@@ -28,6 +28,9 @@ constexpr int kMaxStreamsPerConnection = 1024;
 constexpr int kMaxRequestBytes = 1 << 20;
 // Health asks which pages a slab would get; every slab worth the name is at least this long.
 constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
+// Health and AllocateSlabs: more of them at once would only wait for each other in the driver.
+constexpr int kDeviceWorkers = 2;
+constexpr size_t kMaxWaitingForDevices = 256;
 // For what has been said last to be written. gRPC waits for connections whose clients do not look at them, too, and for
 // those there is nothing to wait for.
 constexpr std::chrono::milliseconds kLastWords(50);
@@ -76,6 +79,7 @@ struct Broker::Parts {
              .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
              .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
+        device_workers(kDeviceWorkers, kMaxWaitingForDevices),
         context(MakeContext()),
         service(context),
         admin(context),
@@ -91,6 +95,7 @@ struct Broker::Parts {
             .tickets = &tickets,
             .metrics = &metrics,
             .workers = &workers,
+            .device_workers = &device_workers,
             .health_facts = &health_facts,
             .live_calls = &live_calls,
             .clock = options.clock,
@@ -178,6 +183,7 @@ struct Broker::Parts {
   LoadManager loads;
   PublicationManager publications;
   WorkerPool workers;
+  WorkerPool device_workers;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;
@@ -294,6 +300,7 @@ void Broker::Parts::Shutdown() {
   live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();
+  device_workers.Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(BrokerOptions options, int listen_fd) {

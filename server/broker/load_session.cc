@@ -45,11 +45,18 @@ absl::Status LoadSession::Run() {
 }
 
 void LoadSession::Cancel(const absl::Status& cause) {
-  {
-    MutexLock lock(mutex_);
-    if (cancelled_.ok()) cancelled_ = cause;
-  }
-  process_->Kill();
+  MutexLock lock(mutex_);
+  if (cancelled_.ok()) cancelled_ = cause;
+  if (!handed_over_) process_->Kill();
+}
+
+// What a loader sent before it was killed can be received still: the shards of a load that has been cancelled must not
+// become resident, with memory of an exporter that has gone.
+absl::Status LoadSession::TakeOver() {
+  MutexLock lock(mutex_);
+  RETURN_IF_ERROR(cancelled_);
+  handed_over_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status LoadSession::Converse() {
@@ -73,8 +80,9 @@ absl::Status LoadSession::Converse() {
       case LoadEvent::kSealed: {
         if (!planned) return DistrustLoader("handed over a shard that it had not planned");
         ASSIGN_OR_RETURN(const bool is_last, OnSealed(event.sealed(), std::move(fds)));
-        if (is_last) return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
-        break;
+        if (!is_last) break;
+        RETURN_IF_ERROR(TakeOver());
+        return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
       }
       case LoadEvent::kAllocated:
       case LoadEvent::kRefused:

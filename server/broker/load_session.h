@@ -35,7 +35,8 @@ class LoadSession {
   // Cancel was given.
   absl::Status Run();
 
-  // Kills the loader. Run then gives `cause`, unless the set has become RESIDENT before.
+  // Kills the loader, and Run gives `cause`. Once the loader has handed over everything it is too late: the set becomes
+  // RESIDENT with its exporter unharmed, and is released like any other; Run gives `cause` only if that fails.
   void Cancel(const absl::Status& cause);
 
  private:
@@ -44,6 +45,8 @@ class LoadSession {
   absl::Status OnPlanned(const internal::v1::LoadPlanned& planned);
   // Whether it was the last one.
   absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
+  // Settles that everything has been handed over before the load was cancelled; else gives the cause.
+  absl::Status TakeOver();
   absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status OnProgress(const internal::v1::LoadProgress& progress);
   absl::Status CheckNotStalled();
@@ -62,7 +65,8 @@ class LoadSession {
   std::chrono::steady_clock::time_point last_progress_;
 
   Mutex mutex_;
-  absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);  // not ok once cancelled
+  absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);    // not ok once cancelled
+  bool handed_over_ ABSL_GUARDED_BY(mutex_) = false;  // the loader is not to be killed any more by a Cancel
 };
 
 }  // namespace weightbroker

@@ -308,13 +308,13 @@ void Registry::Reserve(WeightSetEntry& set, std::map<std::string, int64_t> bytes
   }
 }
 
-// Pages are taken one by one as they are filled.
+// The host's pages are taken one by one as they are filled; a GPU's memory is taken as a whole, before a byte is read.
 int64_t Registry::PromisedBytes(const std::string& device) const {
   int64_t promised_bytes = 0;
   for (const WeightSetRef& set : sets_) {
     const auto reserved = set->reserved_.find(device);
     if (!IsLoading(set->state_) || reserved == set->reserved_.end()) continue;
-    if (device == kHostDevice && set->in_huge_pages_) continue;
+    if (device == kHostDevice ? set->in_huge_pages_ : set->has_progress_) continue;
     promised_bytes += UnfilledBytes(reserved->second, set->done_bytes_, set->read_bytes_);
   }
   return promised_bytes;

@@ -37,6 +37,7 @@ struct ServiceContext {
   TicketBox* tickets = nullptr;
   Metrics* metrics = nullptr;
   WorkerPool* workers = nullptr;
+  WorkerPool* device_workers = nullptr;  // for questions to the GPUs' driver: one that hangs holds up those alone
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;

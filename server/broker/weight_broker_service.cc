@@ -108,13 +108,15 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::AllocateSlabs(grpc::CallbackS
     return reactor;
   }
   // The response lives until Finish, also when the caller leaves.
-  publication->Allocate({request->slab_bytes().begin(), request->slab_bytes().end()},
-                        [this, reactor, record, publication, response](const absl::StatusOr<WritableMemory>& memory) {
-                          if (memory.ok()) {
-                            *response->mutable_slabs() = DescribeWritable(context_, publication->facts(), *memory);
-                          }
-                          reactor->Finish(record->End(memory.status()));
-                        });
+  const auto answer = [this, reactor, record, publication, response](const absl::StatusOr<WritableMemory>& memory) {
+    if (memory.ok()) *response->mutable_slabs() = DescribeWritable(context_, publication->facts(), *memory);
+    reactor->Finish(record->End(memory.status()));
+  };
+  // How much a device has left is asked of its driver, which takes its time.
+  const bool taken = context_.device_workers->TrySubmit([publication, request, answer] {
+    publication->Allocate({request->slab_bytes().begin(), request->slab_bytes().end()}, answer);
+  });
+  if (!taken) answer(WorkersBusyError());
   return reactor;
 }
 
@@ -128,10 +130,16 @@ grpc::ServerReadReactor<v1::CommitRequest>* WeightBrokerServiceImpl::Commit(grpc
 grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerContext* grpc_context,
                                                           const v1::HealthRequest*, v1::HealthResponse* response) {
   auto* const reactor = grpc_context->DefaultReactor();
-  CallRecord record(context_, RpcMethod::kHealth, grpc_context->peer());
-  const absl::Status status = record.CheckCaller();
-  if (status.ok()) FillHealth(response);
-  reactor->Finish(record.End(status));
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kHealth, grpc_context->peer());
+  if (const absl::Status status = record->CheckCaller(); !status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  const bool taken = context_.device_workers->TrySubmit([this, reactor, record, response] {
+    FillHealth(response);
+    reactor->Finish(record->End(absl::OkStatus()));
+  });
+  if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;
 }
 

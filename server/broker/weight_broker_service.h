@@ -1,5 +1,5 @@
-// WeightBrokerService over gRPC's callback API. No method blocks the thread it is called in: what reads files goes to a
-// worker. Thread-safe.
+// WeightBrokerService over gRPC's callback API. No method blocks the thread it is called in: what reads files or
+// asks a GPU's driver goes to a worker. Thread-safe.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

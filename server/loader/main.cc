@@ -8,10 +8,10 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <set>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
@@ -19,6 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
 #include "server/loader/load_session.h"
+#include "server/loader/oom_volunteer.h"
 #include "server/loader/publish_session.h"
 
 namespace weightbroker {
@@ -39,8 +40,15 @@ void EndWithTheBroker(int control_fd) {
   }
 }
 
-// Where memory runs out after all, the load should go, and not the broker or an engine.
-void VolunteerForTheOomKiller() { std::ofstream("/proc/self/oom_score_adj") << "1000"; }
+// Where memory runs out during a load, the load should go, and not the broker or an engine. But an exporter is what new
+// engines need its set for.
+void StayAsExporter(OomVolunteer& volunteer) {
+  const absl::Status withdrawn = volunteer.Withdraw();
+  if (withdrawn.ok()) return;
+  Log(LogLevel::kWarning, "exporter.oom_score",
+      {{"message", absl::StrCat(std::string(withdrawn.message()),
+                                ": where memory runs out, the kernel ends this exporter first")}});
+}
 
 // Lets CUDA see the GPUs of the request and no other, whatever this process was started with: fewer are found faster,
 // and no context comes to be on another one.
@@ -52,8 +60,12 @@ absl::StatusOr<CudaDriver*> OpenCuda(const internal::v1::LoadRequest& request) {
 }
 
 absl::Status Load(int request_fd, int control_fd) {
+  OomVolunteer volunteer;
   ASSIGN_OR_RETURN(const internal::v1::LoadRequest request, ReadLoadRequest(request_fd));
-  const auto before_hand_over = [] { g_handing_over = true; };
+  const auto before_hand_over = [&] {
+    if (request.handle_kind() == v1::HANDLE_KIND_CUDA_IPC) StayAsExporter(volunteer);
+    g_handing_over = true;
+  };
   const CudaOpener open_cuda = [&request] { return OpenCuda(request); };
   if (request.has_publish()) {
     return RunPublishSession(RealFileSystem(), request, control_fd, before_hand_over, open_cuda);
@@ -66,7 +78,6 @@ int Run(int request_fd, int control_fd) {
   SetLogProgram("loader");
   std::signal(SIGPIPE, SIG_IGN);
   RaiseFdLimit();
-  VolunteerForTheOomKiller();
   StartThreadOrExit("the end of the broker", [control_fd] { EndWithTheBroker(control_fd); }).detach();
   const absl::Status status = Load(request_fd, control_fd);
   if (!status.ok()) {

@@ -33,6 +33,21 @@ class FakeGpuInventory : public GpuInventory {
     failure_ = std::move(status);
   }
 
+  // Between the two, whoever asks for the memory of a GPU waits, as for a driver that hangs.
+  void Hang() {
+    MutexLock lock(mutex_);
+    hangs_ = true;
+  }
+  void GoOn() {
+    MutexLock lock(mutex_);
+    hangs_ = false;
+    changed_.NotifyAll();
+  }
+  int waiting_count() {
+    MutexLock lock(mutex_);
+    return waiting_count_;
+  }
+
   absl::StatusOr<std::vector<GpuInfo>> List() override {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
@@ -40,6 +55,9 @@ class FakeGpuInventory : public GpuInventory {
   }
   absl::StatusOr<GpuMemory> Memory(const std::string& uuid) override {
     MutexLock lock(mutex_);
+    ++waiting_count_;
+    while (hangs_) changed_.Wait(mutex_);
+    --waiting_count_;
     if (!failure_.ok()) return failure_;
     for (const GpuInfo& gpu : gpus_) {
       if (gpu.uuid == uuid) return GpuMemory{gpu.total_bytes, gpu.free_bytes};
@@ -55,6 +73,9 @@ class FakeGpuInventory : public GpuInventory {
 
  private:
   Mutex mutex_;
+  CondVar changed_;
+  bool hangs_ ABSL_GUARDED_BY(mutex_) = false;
+  int waiting_count_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<GpuInfo> gpus_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<GpuProcess>> processes_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -36,6 +36,12 @@ std::string MapsOf(pid_t pid) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::string OomScoreOf(pid_t pid) {
+  std::string score;
+  std::ifstream(absl::StrCat("/proc/", pid, "/oom_score_adj")) >> score;
+  return score;
+}
+
 class GpuServiceTest : public GpuTest {
  protected:
   static pid_t BrokerOf(const Service& service) { return static_cast<pid_t>(service.Health()->process_id()); }
@@ -199,6 +205,17 @@ TEST_F(GpuServiceTest, BrokerLoaderAndExporterKilledTogetherLeaveWhatNeedsNoneOf
   EXPECT_FALSE(refuses(vmm->fingerprint()));
   ASSERT_THAT(service->Unregister(ipc->fingerprint(), /*force=*/false), IsOk());
   EXPECT_THAT(RegisterOnGpu(*service, "large", v1::HANDLE_KIND_CUDA_IPC), IsOk());
+}
+
+TEST_F(GpuServiceTest, AnExporterIsNotTheFirstThatGoesWhereMemoryRunsOut) {
+  REQUIRE_GPUS(1);
+  const auto service = StartService();
+  WriteSmallGpuModel(*service, "small");
+
+  ASSERT_THAT(RegisterOnGpu(*service, "small", v1::HANDLE_KIND_CUDA_IPC), IsOk());
+
+  ASSERT_THAT(service->Loaders(), SizeIs(1));
+  EXPECT_EQ(OomScoreOf(service->Loaders().front()), OomScoreOf(BrokerOf(*service)));
 }
 
 TEST_F(GpuServiceTest, AGpuThatIsFullIsSaidWithNeedHaveAndHolders) {

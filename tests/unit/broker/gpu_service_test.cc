@@ -1,6 +1,10 @@
 // The service on a node with GPUs: where Register puts a set, what Export hands out, what Health says. NVML and the
 // loaders are scripted; everything between them is real.
 
+#include <functional>
+#include <thread>
+#include <vector>
+
 #include "tests/support/fake_gpu_inventory.h"
 #include "tests/unit/broker/service_fixture.h"
 
@@ -39,6 +43,7 @@ class GpuServiceTest : public ServiceTest {
                          .free_bytes = free_bytes};
     auto inventory = std::make_unique<FakeGpuInventory>(std::vector<GpuInfo>{gpu});
     inventory->SetProcesses(kGpu, {{4711, int64_t{3} << 20}});
+    inventory_ = inventory.get();
     auto shared = std::make_shared<std::unique_ptr<GpuInventory>>(std::move(inventory));
     catalog_ = std::make_unique<DeviceCatalog>(DeviceCatalogOptions{
         .open = [shared]() -> absl::StatusOr<std::unique_ptr<GpuInventory>> { return std::move(*shared); }});
@@ -61,7 +66,28 @@ class GpuServiceTest : public ServiceTest {
     return request;
   }
 
+  // Makes `calls` at once, enough to take every thread of the service that they could block, and whether another call
+  // is answered while the driver hangs under them.
+  bool AnswersWhileTheDriverHangsUnder(const std::function<void()>& call) {
+    constexpr int kCalls = 64;
+    inventory_->Hang();
+    std::vector<std::thread> callers;
+    for (int i = 0; i < kCalls; ++i) callers.emplace_back(call);
+    EXPECT_TRUE(Eventually([this] { return inventory_->waiting_count() > 0; }));
+    bool answered = true;
+    for (int i = 0; i < kCalls && answered; ++i) {  // the others may still be on their way
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+      v1::ListWeightSetsResponse response;
+      answered = admin_->ListWeightSets(&context, {}, &response).ok();
+    }
+    inventory_->GoOn();
+    for (std::thread& caller : callers) caller.join();
+    return answered;
+  }
+
   std::unique_ptr<DeviceCatalog> catalog_;
+  FakeGpuInventory* inventory_ = nullptr;  // the catalog's
 };
 
 TEST_F(GpuServiceTest, RegisterTakesVmmMemoryOnAGpuUnlessTheCallerWantsOtherwise) {
@@ -195,6 +221,41 @@ TEST_F(GpuServiceTest, AGpuThatIsFullIsSaidWithNeedHaveAndHolders) {
   EXPECT_THAT(Register(), AllOf(StatusIs(Reason::kMemoryExhausted, AllOf(HasSubstr(kGpu), HasSubstr("pid 4711"))),
                                 HasMetadata("have_bytes", "1000"), HasMetadata("limited_by", "device"),
                                 HasMetadata("holders", "pid 4711 (3 MiB)")));
+}
+
+TEST_F(GpuServiceTest, ADriverThatHangsUnderHealthHoldsUpNoOtherCall) {
+  StartWithGpu();
+  EXPECT_TRUE(AnswersWhileTheDriverHangsUnder([this] { EXPECT_EQ(Health().devices_size(), 1); }));
+}
+
+TEST_F(GpuServiceTest, ADriverThatHangsUnderAllocateSlabsHoldsUpNoOtherCall) {
+  StartWithGpu([](FakeLoader& loader) {
+    while (loader.NextCommand().has_value()) {
+      internal::v1::LoadEvent event;
+      event.mutable_allocated();
+      loader.SendRaw(event.SerializeAsString());
+    }
+  });
+  v1::RegisterRequest offer = RegisterRequestFor();
+  offer.mutable_spec()->set_layout("engine");
+  offer.mutable_spec()->set_engine("engine");
+  offer.mutable_spec()->set_engine_version("1");
+  offer.mutable_publish();
+  grpc::ClientContext context;
+  const auto stream = stub_->Register(&context, offer);
+  v1::RegisterResponse granted;
+  while (!granted.has_publish_grant()) ASSERT_TRUE(stream->Read(&granted)) << stream->Finish().error_message();
+  v1::AllocateSlabsRequest request;
+  request.set_publication_token(granted.publish_grant().publication_token());
+
+  EXPECT_TRUE(AnswersWhileTheDriverHangsUnder([&] {
+    grpc::ClientContext call_context;
+    v1::AllocateSlabsResponse response;
+    (void)stub_->AllocateSlabs(&call_context, request, &response);  // one at a time is granted, others refused
+  }));
+
+  context.TryCancel();
+  (void)stream->Finish();
 }
 
 TEST_F(GpuServiceTest, FingerprintIsThatOfTheResidentSetOrOfTheDevicesThatAreNamed) {

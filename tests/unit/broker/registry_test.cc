@@ -308,6 +308,28 @@ TEST_F(RegistryTest, CountsMemoryThatALoadUnderWayWasGrantedAndHasNotFilledYet) 
   EXPECT_THAT(registry->GrantMemory(second, PlanOf(4 * kGiB, 4 * kGiB, 1)), IsOk());
 }
 
+TEST_F(RegistryTest, CountsMemoryOfAGpuOnceThoughItIsTakenBeforeAByteIsRead) {
+  int64_t free_bytes = 100 * kGiB;
+  const auto registry = Registry::Create({.device_memory =
+                                              [&](const std::string&) {
+                                                return DeviceMemory{free_bytes, "device"};
+                                              },
+                                          .clock = &clock_});
+  const std::vector<RankPlacement> on_gpu = {{0, "GPU-a"}};
+  const WeightSetRef first = registry->Begin(WantedRanks("aa", on_gpu, 1)).value().set;
+  const WeightSetRef second = registry->Begin(WantedRanks("bb", on_gpu, 1)).value().set;
+  ASSERT_THAT(registry->GrantMemory(first, PlanOfEach(on_gpu, 60 * kGiB, 60 * kGiB)), IsOk());
+  EXPECT_THAT(registry->GrantMemory(second, PlanOfEach(on_gpu, 41 * kGiB, 41 * kGiB)),
+              AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("have_bytes", absl::StrCat(40 * kGiB))));
+
+  free_bytes = 40 * kGiB;  // the first one's loader has allocated, and says so with its first progress
+  ASSERT_THAT(registry->ReportProgress(first, v1::WEIGHT_SET_STATE_LOADING, 0), IsOk());
+
+  EXPECT_THAT(registry->GrantMemory(second, PlanOfEach(on_gpu, 41 * kGiB, 41 * kGiB)),
+              AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("have_bytes", absl::StrCat(40 * kGiB))));
+  EXPECT_THAT(registry->GrantMemory(second, PlanOfEach(on_gpu, 40 * kGiB, 40 * kGiB)), IsOk());
+}
+
 TEST_F(RegistryTest, GivesMemoryBackWhenALoadFails) {
   const auto registry = Make(10 * kGiB);
   const WeightSetRef set = Begin(*registry, "aa");
