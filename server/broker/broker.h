@@ -23,6 +23,7 @@
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
 #include "server/broker/publish_gate.h"
+#include "server/broker/reading_options.h"
 #include "server/broker/vault.h"
 #include "server/endpoint/access.h"
 
@@ -31,7 +32,7 @@ namespace weightbroker {
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
   int64_t memory_limit_bytes = 0;                                    // on the host; 0 for no limit but the machine's
-  int reader_threads = 0;                                            // of each loader; 0 lets it choose
+  ReadingOptions reading;                                            // of each loader
   int max_concurrent_loads = 2;                                      // further ones wait
   std::chrono::milliseconds publish_timeout{std::chrono::hours(1)};  // from a grant to Commit
   PublishQuantizations publish_quantizations;

@@ -22,7 +22,10 @@ internal::v1::LoadRequest MakeRequest(const WeightSetEntry& set, const LoadManag
   ToProto(set.identity(), &request);
   *request.mutable_spec() = set.spec();
   request.set_fingerprint(set.fingerprint().hash);
-  request.set_reader_threads(options.reader_threads);
+  request.set_reader_threads(options.reading.reader_threads);
+  request.set_reads_per_thread(options.reading.reads_per_thread);
+  request.set_chunk_bytes(options.reading.chunk_bytes);
+  request.set_read_method(options.reading.method);
   request.mutable_architectures()->insert(options.architectures.begin(), options.architectures.end());
   for (const RankPlacement& placed : set.placement().ranks) {
     internal::v1::RankPlacement& rank = *request.add_ranks();
@@ -169,9 +172,17 @@ absl::Status LoadManager::RunLoader(const RunningRef& running) {
     running->session = session;
   }
   const absl::Status result = session->Run();
+  ReportDegraded(session->report());
   MutexLock lock(mutex_);
   running->session = nullptr;
   return result;
+}
+
+// The loader's own log has the details.
+void LoadManager::ReportDegraded(const internal::v1::LoadReport& report) const {
+  if (!options_.on_degraded) return;
+  if (report.read_method() == "pread" && options_.reading.method.empty()) options_.on_degraded("no_io_uring");
+  if (report.unpinned_bytes() > 0) options_.on_degraded("not_pinned");
 }
 
 void LoadManager::RequestCancel(const RunningRef& running, const absl::Status& cause) {

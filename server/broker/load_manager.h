@@ -21,6 +21,7 @@
 #include "common/base/mutex.h"
 #include "server/broker/load_session.h"
 #include "server/broker/loader_spawner.h"
+#include "server/broker/reading_options.h"
 #include "server/broker/registry.h"
 #include "server/broker/vault.h"
 
@@ -29,7 +30,7 @@ namespace weightbroker {
 struct LoadManagerOptions {
   std::shared_ptr<Registry> registry;
   LoaderSpawner* spawner = nullptr;                       // must outlive the manager
-  int reader_threads = 0;                                 // of each loader; 0 lets it choose
+  ReadingOptions reading = {};                            // of each loader
   std::map<std::string, std::string> architectures = {};  // for each loader: file name to contents
   int max_concurrent_loads = 2;                           // loaders at once; further loads wait, in ALLOCATING
   int max_waiting_loads = 64;                             // beyond that they are refused
@@ -38,6 +39,9 @@ struct LoadManagerOptions {
   int max_attempts = 20;  // brokers that have begun a load and ended: one that kills them is not tried for ever
   ShardVault* vault = &NoVault();  // must outlive the manager
   GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;
+  // Called at the end of each load whose loader could not read as it should have, from the load's thread: with
+  // "no_io_uring" or "not_pinned". May be empty.
+  std::function<void(std::string_view how)> on_degraded = {};
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };
@@ -81,6 +85,7 @@ class LoadManager {
   void Follow(const RunningRef& running);
   void ForgetLoad(const RunningRef& running, const absl::Status& result);
   absl::Status WaitForTurn(const RunningRef& running);
+  void ReportDegraded(const internal::v1::LoadReport& report) const;
   absl::Status RunLoader(const RunningRef& running);
   void RequestCancel(const RunningRef& running, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void JoinFinished();

@@ -82,6 +82,7 @@ absl::Status LoadSession::Converse() {
         ASSIGN_OR_RETURN(const bool is_last, OnSealed(event.sealed(), std::move(fds)));
         if (!is_last) break;
         RETURN_IF_ERROR(TakeOver());
+        report_ = event.sealed().report();
         return registry_->MakeResident(set_, std::move(shards_), event.sealed().read_bytes());
       }
       case LoadEvent::kAllocated:

@@ -35,6 +35,9 @@ class LoadSession {
   // Cancel was given.
   absl::Status Run();
 
+  // What the loader says of how it went, once Run has succeeded; empty before and otherwise.
+  const internal::v1::LoadReport& report() const { return report_; }
+
   // Kills the loader, and Run gives `cause`. Once the loader has handed over everything it is too late: the set becomes
   // RESIDENT with its exporter unharmed, and is released like any other; Run gives `cause` only if that fails.
   void Cancel(const absl::Status& cause);
@@ -61,6 +64,7 @@ class LoadSession {
   const std::chrono::milliseconds stall_timeout_;
   const GpuFdCheck check_gpu_fd_;
   MemoryPlan plan_;
+  internal::v1::LoadReport report_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
   std::chrono::steady_clock::time_point last_progress_;
 

@@ -132,7 +132,10 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
   options.memory_limit_bytes = config.memory_limit_bytes;
-  options.reader_threads = config.reader_threads;
+  options.reading = {.reader_threads = config.reader_threads,
+                     .reads_per_thread = config.reads_per_thread,
+                     .chunk_bytes = config.read_chunk_bytes,
+                     .method = config.read_method};
   options.max_concurrent_loads = config.max_concurrent_loads;
   options.publish_timeout = config.publish_timeout;
   for (const EngineMethod& method : config.publish_quantizations) {

@@ -152,6 +152,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
     : registry_(std::make_shared<prometheus::Registry>()),
       gauges_(std::make_shared<GaugeCollector>(version, std::move(read_gauges))),
       loads_(AddCounters(MetricId::kLoadsTotal)),
+      degraded_loads_(AddCounters(MetricId::kDegradedLoadsTotal)),
       publications_(AddCounters(MetricId::kPublicationsTotal)),
       adoptions_(AddCounters(MetricId::kAdoptionsTotal)),
       exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
@@ -174,6 +175,7 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   }
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : kLoadResults) loads_.Add({{"result", result}});
+  for (const char* reason : {"no_io_uring", "not_pinned"}) degraded_loads_.Add({{"reason", reason}});
   for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   exporters_ended_.Add({});
@@ -208,6 +210,10 @@ Metrics::Counters& Metrics::AddCounters(MetricId id) {
 void Metrics::CountLoad(LoadResult result, double seconds) {
   loads_.Add({{"result", kLoadResults[static_cast<size_t>(result)]}}).Increment();
   if (result == LoadResult::kResident) load_seconds_->Observe(seconds);
+}
+
+void Metrics::CountDegradedLoad(std::string_view reason) {
+  degraded_loads_.Add({{"reason", std::string(reason)}}).Increment();
 }
 
 void Metrics::CountPublication(bool resident) {

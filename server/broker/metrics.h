@@ -60,6 +60,8 @@ struct MetricInfo {
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
     "Loads that have ended: resident, failed, stalled (the loader made no progress and was killed), cancelled.")    \
+  X(kDegradedLoadsTotal, "weightbroker_degraded_loads_total", kCounter, "reason",                                   \
+    "Loads that were slower than they could be: no_io_uring, not_pinned (no memory to pin for the way to a GPU).")  \
   X(kPublicationsTotal, "weightbroker_publications_total", kCounter, "result",                                      \
     "Weight sets that engines have begun to publish: resident, given_up.")                                          \
   X(kAdoptionsTotal, "weightbroker_adoptions_total", kCounter, "result",                                            \
@@ -138,6 +140,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void CountLoad(LoadResult result, double seconds);
+  void CountDegradedLoad(std::string_view reason);
   void CountPublication(bool resident);
   void CountAdoptions(AdoptionResult result, int count);
   void CountExporterEnded();
@@ -164,6 +167,7 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<prometheus::Collectable> gauges_;
   Counters& loads_;
+  Counters& degraded_loads_;
   Counters& publications_;
   Counters& adoptions_;
   Counters& exporters_ended_;

@@ -190,6 +190,10 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.Parse("metrics_address", ParseMetricsAddress,
                               [&](std::optional<int> port) { config.metrics_port = port; }));
   RETURN_IF_ERROR(flags.ParseInt("reader_threads", 0, 256, &config.reader_threads));
+  RETURN_IF_ERROR(flags.ParseInt("reads_per_thread", 0, 64, &config.reads_per_thread));
+  RETURN_IF_ERROR(flags.Parse("read_chunk", ParseReadChunk, [&](int64_t bytes) { config.read_chunk_bytes = bytes; }));
+  RETURN_IF_ERROR(
+      flags.Parse("read_method", ParseReadMethod, [&](std::string method) { config.read_method = std::move(method); }));
   RETURN_IF_ERROR(flags.ParseInt("max_concurrent_loads", 1, 64, &config.max_concurrent_loads));
   RETURN_IF_ERROR(flags.Parse("publish_timeout", ParsePositiveDuration,
                               [&](std::chrono::milliseconds time) { config.publish_timeout = time; }));

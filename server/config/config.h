@@ -44,7 +44,10 @@ struct BrokerConfig {
   int64_t memory_limit_bytes = 0;                // 0: no limit but the machine's
   std::string architecture_dir;                  // empty for none
   std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
-  int reader_threads = 0;                        // 0: the loader chooses
+  int reader_threads = 0;                        // 0: the loader chooses, as for the next two
+  int reads_per_thread = 0;
+  int64_t read_chunk_bytes = 0;
+  std::string read_method;  // "io_uring", "pread", or empty for io_uring where it is to be had
   int max_concurrent_loads = 2;
   std::chrono::milliseconds publish_timeout{std::chrono::minutes(60)};
   std::vector<EngineMethod> publish_quantizations;

@@ -56,6 +56,14 @@ constexpr FlagRow kRows[] = {
     {"metrics_address", kText, kEverywhere, "ADDRESS", "127.0.0.1:9464",
      "Where Prometheus finds /metrics: 127.0.0.1:PORT, port 0 for a free one, or empty for nowhere"},
     {"reader_threads", kText, kEverywhere, "N", "0", "Threads that read a checkpoint, at most 256; 0 chooses"},
+    {"reads_per_thread", kText, kEverywhere, "N", "0",
+     "Reads that each of them has under way at once with io_uring, at most 64; 0 chooses"},
+    {"read_chunk", kText, kEverywhere, "BYTES", "0",
+     "Length of one read, a multiple of 4KiB from 8KiB to 256MiB; 0 chooses: 2MiB for host memory, 4MiB for a GPU"},
+    {"read_method", kText, kEverywhere, "METHOD", "auto",
+     "How checkpoints are read: io_uring, which fails where the system does not allow it, pread, or auto: io_uring "
+     "where "
+     "it is allowed"},
     {"max_concurrent_loads", kText, kEverywhere, "N", "2", "Loads under way at once, 1 to 64; further ones wait"},
     {"loader_stall_timeout", kText, kEverywhere, "TIME", "10m",
      "A loader that makes no progress for so long (reads no byte and ends no phase) is killed, and its load fails; 0s: "

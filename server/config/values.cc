@@ -113,6 +113,20 @@ absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
   return Bad(absl::StrCat("\"", text, "\" is not a log level: give debug, info, warning or error"));
 }
 
+absl::StatusOr<int64_t> ParseReadChunk(const std::string& text) {
+  constexpr int64_t kUnit = 4096;
+  const auto bytes = ParseByteCount(text);
+  if (bytes.ok() && (*bytes == 0 || (*bytes % kUnit == 0 && *bytes >= 2 * kUnit && *bytes <= 256 << 20))) return bytes;
+  return Bad(
+      absl::StrCat("\"", text, "\" is not the length of a read: give a multiple of 4KiB from 8KiB to 256MiB, or 0"));
+}
+
+absl::StatusOr<std::string> ParseReadMethod(const std::string& text) {
+  if (text == "auto") return std::string();
+  if (text == "io_uring" || text == "pread") return text;
+  return Bad(absl::StrCat("\"", text, "\" is no way to read: give auto, io_uring or pread"));
+}
+
 absl::StatusOr<bool> ParsePermission(const std::string& text) {
   if (text == "allow") return true;
   if (text == "refuse") return false;

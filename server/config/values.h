@@ -42,6 +42,12 @@ absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text);
 // "127.0.0.1:PORT" to its port, empty to nullopt. No other address: metrics have no access control of their own.
 absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);
 
+// The length of one read of a checkpoint, in bytes; 0 leaves it to the loader.
+absl::StatusOr<int64_t> ParseReadChunk(const std::string& text);
+
+// "io_uring", "pread", or empty for "auto".
+absl::StatusOr<std::string> ParseReadMethod(const std::string& text);
+
 // "allow" or "refuse".
 absl::StatusOr<bool> ParsePermission(const std::string& text);
 

@@ -64,10 +64,12 @@ class LoadManagerTest : public ::testing::Test {
     loads_ = std::make_unique<LoadManager>(
         LoadManagerOptions{.registry = registry_,
                            .spawner = spawner_.get(),
+                           .reading = reading_,
                            .max_concurrent_loads = max_concurrent_loads,
                            .max_waiting_loads = max_waiting_loads,
                            .heartbeat = std::chrono::milliseconds(20),
                            .stall_timeout = stall_timeout,
+                           .on_degraded = [this](std::string_view how) { degraded_.emplace_back(how); },
                            .on_finished = [this](const WeightSetRef&, const absl::Status&) { ++finished_; }});
   }
 
@@ -100,6 +102,8 @@ class LoadManagerTest : public ::testing::Test {
 
   int fds_before_ = 0;
   std::atomic<int> finished_{0};
+  ReadingOptions reading_;
+  std::vector<std::string> degraded_;  // written by a load's thread
   std::shared_ptr<Registry> registry_;
   std::unique_ptr<FakeLoaderSpawner> spawner_;
   std::unique_ptr<LoadManager> loads_;
@@ -116,6 +120,42 @@ TEST_F(LoadManagerTest, MakesAResidentSetOfWhatTheLoaderHandsOver) {
   EXPECT_EQ((*shard)->tensor_count, 3);
   EXPECT_EQ((*shard)->slab_fds->size(), 1u);
   EXPECT_EQ((*shard)->manifest->frames().size(), 1u);
+}
+
+TEST_F(LoadManagerTest, TellsTheLoaderHowToRead) {
+  reading_ = {.reader_threads = 3, .reads_per_thread = 5, .chunk_bytes = 8 << 20, .method = "pread"};
+  internal::v1::LoadRequest request;
+  Start([&](FakeLoader& loader) {
+    request = loader.request();
+    LoadsWell(1)(loader);
+  });
+  ASSERT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  loads_->Shutdown();
+  EXPECT_EQ(request.reader_threads(), 3);
+  EXPECT_EQ(request.reads_per_thread(), 5);
+  EXPECT_EQ(request.chunk_bytes(), 8 << 20);
+  EXPECT_EQ(request.read_method(), "pread");
+}
+
+TEST_F(LoadManagerTest, TellsOfALoadThatWasSlowerThanItCouldBe) {
+  const auto load_with = [this](const char* wanted, const char* method, int64_t unpinned_bytes) {
+    degraded_.clear();
+    reading_.method = wanted;
+    Start([&](FakeLoader& loader) {
+      FakeShard shard = MakeFakeShard(2);
+      shard.sealed.mutable_report()->set_read_method(method);
+      shard.sealed.mutable_report()->set_unpinned_bytes(unpinned_bytes);
+      if (loader.PlanFor(shard)) loader.HandOver(shard);
+    });
+    EXPECT_EQ(Await(Load()).state, v1::WEIGHT_SET_STATE_RESIDENT);
+    loads_->Shutdown();
+    return degraded_;
+  };
+  EXPECT_THAT(load_with("", "io_uring", 0), ::testing::IsEmpty());
+  EXPECT_THAT(load_with("", "buffered", 0), ::testing::IsEmpty());
+  EXPECT_THAT(load_with("", "pread", 0), ::testing::ElementsAre("no_io_uring"));
+  EXPECT_THAT(load_with("pread", "pread", 0), ::testing::IsEmpty()) << "as it was asked to";
+  EXPECT_THAT(load_with("", "io_uring", 4096), ::testing::ElementsAre("not_pinned"));
 }
 
 TEST_F(LoadManagerTest, MakesAllRanksResidentTogetherOnceTheLastIsHandedOver) {

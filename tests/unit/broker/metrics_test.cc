@@ -113,6 +113,14 @@ TEST(Metrics, ObserveTheDurationOfLoadsThatBecameResidentOnly) {
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_load_seconds_count 1\n"));
 }
 
+TEST(Metrics, CountLoadsThatWereSlowerThanTheyCouldBe) {
+  Metrics metrics("1.2.3", SomeGauges);
+  metrics.CountDegradedLoad("not_pinned");
+  const std::string text = metrics.Render();
+  EXPECT_THAT(text, HasSubstr("weightbroker_degraded_loads_total{reason=\"not_pinned\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_degraded_loads_total{reason=\"no_io_uring\"} 0\n"));
+}
+
 TEST(Metrics, FoldWhatIsNotInTheTablesSoThatLabelsStayBounded) {
   Metrics metrics("1.2.3", SomeGauges);
   metrics.CountRefusal("MADE_UP_BY_A_LOADER");

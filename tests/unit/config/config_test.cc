@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include "absl/strings/str_cat.h"
 #include "server/endpoint/listener.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/config/arguments.h"
@@ -43,6 +44,9 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
                              "--memory_limit=2GiB",
                              "--metrics_address=127.0.0.1:1234",
                              "--reader_threads=3",
+                             "--reads_per_thread=5",
+                             "--read_chunk=8MiB",
+                             "--read_method=pread",
                              "--max_concurrent_loads=5",
                              "--log_level=warning",
                              "--unverified_exports=allow",
@@ -71,6 +75,9 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->memory_limit_bytes, int64_t{2} << 30);
   EXPECT_EQ(config->metrics_port, 1234);
   EXPECT_EQ(config->reader_threads, 3);
+  EXPECT_EQ(config->reads_per_thread, 5);
+  EXPECT_EQ(config->read_chunk_bytes, 8 << 20);
+  EXPECT_EQ(config->read_method, "pread");
   EXPECT_EQ(config->max_concurrent_loads, 5);
   EXPECT_EQ(config->log_level, LogLevel::kWarning);
   EXPECT_TRUE(config->exports_unverified);
@@ -185,6 +192,10 @@ TEST(BrokerConfig, RefusesNumbersOutOfRange) {
   EXPECT_THAT(Parse({"--socket=/s", "--max_concurrent_loads=0"}),
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("from 1 to 64")));
   EXPECT_THAT(Parse({"--socket=/s", "--reader_threads=257"}), StatusIs(Reason::kConfigurationInvalid));
+  for (const char* chunk : {"4KiB", "10000", "512MiB", "many"}) {
+    EXPECT_THAT(Parse({"--socket=/s", absl::StrCat("--read_chunk=", chunk)}), StatusIs(Reason::kConfigurationInvalid));
+  }
+  EXPECT_THAT(Parse({"--socket=/s", "--read_method=mmap"}), StatusIs(Reason::kConfigurationInvalid));
 }
 
 TEST(BrokerConfig, RefusesAnInheritedDescriptorThatDoesNotListen) {
