@@ -39,7 +39,8 @@ bool IsEndOfPublication(const absl::Status& status) {
 
 LoadProgress ToPublic(const v1::RegisterProgress& progress) {
   return {WithoutPrefix(v1::WeightSetState_Name(progress.phase()), "WEIGHT_SET_STATE_"), progress.done_bytes(),
-          progress.total_bytes(), progress.rate_bytes_per_second()};
+          progress.total_bytes(), progress.rate_bytes_per_second(),
+          progress.has_seconds_left() ? progress.seconds_left() : -1};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "client/tool/format.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
@@ -53,6 +54,13 @@ std::string FormatBar(int64_t done, int64_t total, int width) {
   const int marks = static_cast<int>(part * width);
   return absl::StrFormat("[%s%s] %3d %%", std::string(static_cast<size_t>(marks), '#'),
                          std::string(static_cast<size_t>(width - marks), '.'), static_cast<int>(part * 100));
+}
+
+std::string FormatSecondsLeft(double seconds) {
+  const auto whole = static_cast<int64_t>(std::ceil(std::clamp(seconds, 1.0, 1e9)));
+  if (whole < 60) return absl::StrCat(whole, " s");
+  if (whole < 3600) return absl::StrFormat("%d min %02d s", whole / 60, whole % 60);
+  return absl::StrFormat("%d h %02d min", whole / 3600, whole % 3600 / 60);
 }
 
 }  // namespace weightbroker::tool

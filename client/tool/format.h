@@ -22,4 +22,7 @@ std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
 // "[#####.....]  50 %": `width` marks for done/total; empty where total is 0.
 std::string FormatBar(int64_t done, int64_t total, int width);
 
+// "3 s", "2 min 05 s", "1 h 02 min"; at least one second. Rounded up.
+std::string FormatSecondsLeft(double seconds);
+
 }  // namespace weightbroker::tool

@@ -17,6 +17,7 @@ std::string Describe(const LoadProgress& progress) {
   if (progress.rate_bytes_per_second > 0) {
     absl::StrAppend(&text, ", ", FormatBytes(static_cast<int64_t>(progress.rate_bytes_per_second)), "/s");
   }
+  if (progress.seconds_left > 0) absl::StrAppend(&text, ", ", FormatSecondsLeft(progress.seconds_left), " left");
   return text;
 }
 

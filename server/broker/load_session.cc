@@ -18,6 +18,9 @@ using internal::v1::LoadEvent;
 // How long a loader that has said its last word may take to leave.
 constexpr std::chrono::milliseconds kExitGrace(2000);
 
+// A long load is a line now and then in the log, besides one for each phase.
+constexpr std::chrono::seconds kProgressLogInterval(5);
+
 }  // namespace
 
 LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, SpawnedLoader loader,
@@ -117,7 +120,19 @@ absl::Status LoadSession::OnProgress(const internal::v1::LoadProgress& progress)
   const WeightSetView after = registry_->View(set_);
   if (after.state == before.state && after.done_bytes == before.done_bytes) return CheckNotStalled();
   last_progress_ = std::chrono::steady_clock::now();
+  if (after.state != before.state || last_progress_ - last_logged_ >= kProgressLogInterval) LogProgress(after);
   return absl::OkStatus();
+}
+
+void LoadSession::LogProgress(const WeightSetView& view) {
+  last_logged_ = last_progress_;
+  LogFields fields = {{"fingerprint", set_->fingerprint().hash},
+                      {"phase", v1::WeightSetState_Name(view.state)},
+                      {"done_bytes", absl::StrCat(view.done_bytes)},
+                      {"total_bytes", absl::StrCat(view.total_bytes)},
+                      {"bytes_per_second", absl::StrCat(static_cast<int64_t>(view.rate_bytes_per_second))}};
+  if (view.seconds_left.has_value()) fields.emplace_back("seconds_left", absl::StrCat(*view.seconds_left));
+  Log(LogLevel::kInfo, "load.progress", fields);
 }
 
 // What the loader has said, and not whether it is alive, is what counts: one that waits for a disk for ever is.

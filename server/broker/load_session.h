@@ -52,6 +52,7 @@ class LoadSession {
   absl::Status TakeOver();
   absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status OnProgress(const internal::v1::LoadProgress& progress);
+  void LogProgress(const WeightSetView& view);
   absl::Status CheckNotStalled();
   absl::StatusOr<std::shared_ptr<const Exporter>> KeepExporter();
   absl::Status DescribeDeath();
@@ -67,6 +68,7 @@ class LoadSession {
   internal::v1::LoadReport report_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
   std::chrono::steady_clock::time_point last_progress_;
+  std::chrono::steady_clock::time_point last_logged_;
 
   Mutex mutex_;
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);    // not ok once cancelled

@@ -27,6 +27,7 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
   progress.set_total_bytes(view.total_bytes);
   progress.set_rate_bytes_per_second(view.rate_bytes_per_second);
   progress.set_fingerprint(set.fingerprint().hash);
+  if (view.seconds_left.has_value()) progress.set_seconds_left(*view.seconds_left);
   return response;
 }
 

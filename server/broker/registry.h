@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -97,6 +98,7 @@ struct WeightSetView {
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;
   double rate_bytes_per_second = 0;
+  std::optional<double> seconds_left;  // at that rate
   absl::Status failure;  // the cause, in state FAILED
 };
 

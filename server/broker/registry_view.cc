@@ -6,6 +6,7 @@
 #include "common/base/error.h"
 #include "common/base/strings.h"
 #include "server/broker/registry.h"
+#include "server/broker/registry_internal.h"
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
@@ -79,6 +80,7 @@ WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   const double seconds = std::chrono::duration<double>(options_.clock->SteadyNow() - set.granted_steady_).count();
   if (set.done_bytes_ > 0 && seconds > 0) {
     view.rate_bytes_per_second = static_cast<double>(set.done_bytes_) / seconds;
+    view.seconds_left = static_cast<double>(set.read_bytes_ - set.done_bytes_) / view.rate_bytes_per_second;
   }
   return view;
 }
@@ -107,6 +109,14 @@ v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   }
   proto.set_load_seconds(set.residency_.load_seconds);
   proto.set_read_bytes(set.residency_.read_bytes);
+  if (registry_internal::IsLoading(set.state_) && set.read_bytes_ > 0) {
+    const WeightSetView view = ViewLocked(set);
+    v1::LoadProgress& progress = *proto.mutable_progress();
+    progress.set_done_bytes(view.done_bytes);
+    progress.set_total_bytes(view.total_bytes);
+    progress.set_rate_bytes_per_second(view.rate_bytes_per_second);
+    if (view.seconds_left.has_value()) progress.set_seconds_left(*view.seconds_left);
+  }
   if (!set.failure_.ok()) {
     proto.mutable_failure()->set_reason(GetErrorDetails(set.failure_).reason);
     proto.mutable_failure()->set_message(std::string(set.failure_.message()));

@@ -94,6 +94,7 @@ struct LoadProgress {
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;  // 0 until known
   double rate_bytes_per_second = 0;
+  double seconds_left = -1;  // at that rate; negative until known
 };
 
 // What happens to the hold on attached weights after Attach has returned. Mapped memory stays valid whatever it is.

@@ -122,6 +122,23 @@ TEST_F(LoadManagerTest, MakesAResidentSetOfWhatTheLoaderHandsOver) {
   EXPECT_EQ((*shard)->manifest->frames().size(), 1u);
 }
 
+TEST_F(LoadManagerTest, LogsHowFarALoadIs) {
+  Start([](FakeLoader& loader) {
+    FakeShard shard = MakeFakeShard(2);
+    if (!loader.PlanFor(shard)) return;
+    loader.Progress(v1::WEIGHT_SET_STATE_LOADING, 100);
+    loader.Progress(v1::WEIGHT_SET_STATE_VERIFYING, 512);
+    loader.HandOver(shard);
+  });
+  ::testing::internal::CaptureStderr();
+  const WeightSetView view = Await(Load());
+  loads_->Shutdown();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ASSERT_EQ(view.state, v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_THAT(log, HasSubstr("event=load.progress"));
+  EXPECT_THAT(log, HasSubstr("phase=WEIGHT_SET_STATE_VERIFYING done_bytes=512 total_bytes="));
+}
+
 TEST_F(LoadManagerTest, TellsTheLoaderHowToRead) {
   reading_ = {.reader_threads = 3, .reads_per_thread = 5, .chunk_bytes = 8 << 20, .method = "pread"};
   internal::v1::LoadRequest request;

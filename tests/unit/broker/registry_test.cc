@@ -109,10 +109,17 @@ TEST_F(RegistryTest, GoesThroughTheStatesOfALoad) {
   EXPECT_EQ(registry->View(set).done_bytes, 500);
   EXPECT_EQ(registry->View(set).total_bytes, 1000);
   EXPECT_EQ(registry->View(set).rate_bytes_per_second, 250);
+  EXPECT_EQ(registry->View(set).seconds_left, 2);
+  const v1::LoadProgress progress = registry->Describe(set).progress();
+  EXPECT_EQ(progress.done_bytes(), 500);
+  EXPECT_EQ(progress.total_bytes(), 1000);
+  EXPECT_EQ(progress.rate_bytes_per_second(), 250);
+  EXPECT_EQ(progress.seconds_left(), 2);
   ASSERT_THAT(registry->ReportProgress(set, v1::WEIGHT_SET_STATE_VERIFYING, 1000), IsOk());
   ASSERT_THAT(registry->MakeResident(set, {MakeShard(4096)}, 1000), IsOk());
   const v1::WeightSet described = registry->Describe(set);
   EXPECT_EQ(described.state(), v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_FALSE(described.has_progress());
   EXPECT_EQ(described.generation(), 1);
   EXPECT_EQ(described.load_seconds(), 2);
   EXPECT_EQ(described.read_bytes(), 1000);

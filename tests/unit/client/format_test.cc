@@ -22,6 +22,14 @@ TEST(FormatTable, AlignsColumnsAndEndsNoLineInSpaces) {
   EXPECT_EQ(FormatTable({{"A", "LONG", "C"}, {"value", "b", ""}}), "A      LONG  C\nvalue  b\n");
 }
 
+TEST(FormatSecondsLeft, RoundsUpAndKeepsTwoUnits) {
+  EXPECT_EQ(FormatSecondsLeft(0), "1 s");
+  EXPECT_EQ(FormatSecondsLeft(2.1), "3 s");
+  EXPECT_EQ(FormatSecondsLeft(125), "2 min 05 s");
+  EXPECT_EQ(FormatSecondsLeft(3725), "1 h 02 min");
+  EXPECT_EQ(FormatSecondsLeft(-1), "1 s");
+}
+
 TEST(FormatBar, ShowsThePartDoneAndNothingWithoutATotal) {
   EXPECT_EQ(FormatBar(1, 2, 10), "[#####.....]  50 %");
   EXPECT_EQ(FormatBar(3, 2, 4), "[####] 100 %");
