@@ -9,22 +9,30 @@ namespace weightbroker {
 void ItemReader::Start(const ReadItem& item, std::span<std::byte> buffer) {
   Pending& pending = pending_.emplace_back(Pending{.item = &item, .buffer = buffer, .tag = next_tag_++});
   ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
-  pending.is_queued = queue_ != nullptr && file.Start(*queue_, item.begin_bytes, item.end_bytes, buffer, pending.tag);
+  pending.started = file.Start(queue_.get(), item.begin_bytes, item.end_bytes, buffer, pending.tag);
 }
 
 absl::StatusOr<ItemReader::Result> ItemReader::Finish() {
-  if (pending_.front().is_queued) WaitFor(pending_.front());
+  if (pending_.front().started == ShardFile::Started::kQueued) WaitFor(pending_.front());
   const Pending done = std::move(pending_.front());
   pending_.pop_front();
-  ShardFile& file = *files_[static_cast<size_t>(done.item->file_index)];
-  const ReadItem& item = *done.item;
-  Result result{.item = &item, .bytes = {}};
-  if (done.completion.has_value()) {
-    ASSIGN_OR_RETURN(result.bytes, file.Finish(*done.completion, item.begin_bytes, item.end_bytes, done.buffer));
-  } else {
-    ASSIGN_OR_RETURN(result.bytes, file.Read(item.begin_bytes, item.end_bytes, done.buffer));
-  }
+  Result result{.item = done.item, .bytes = {}};
+  ASSIGN_OR_RETURN(result.bytes, Read(done));
   return result;
+}
+
+absl::StatusOr<std::span<const std::byte>> ItemReader::Read(const Pending& pending) {
+  const ReadItem& item = *pending.item;
+  ShardFile& file = *files_[static_cast<size_t>(item.file_index)];
+  switch (pending.started) {
+    case ShardFile::Started::kQueued:
+      return file.Finish(*pending.completion, item.begin_bytes, item.end_bytes, pending.buffer);
+    case ShardFile::Started::kCached:
+      return file.ReadCached(item.begin_bytes, item.end_bytes, pending.buffer);
+    case ShardFile::Started::kNot:
+      break;
+  }
+  return file.Read(item.begin_bytes, item.end_bytes, pending.buffer);
 }
 
 // What ends before is kept.

@@ -48,10 +48,11 @@ class ItemReader {
     const ReadItem* item = nullptr;
     std::span<std::byte> buffer;
     uint64_t tag = 0;
-    bool is_queued = false;
+    ShardFile::Started started = ShardFile::Started::kNot;
     std::optional<ReadQueue::Completion> completion = std::nullopt;
   };
 
+  absl::StatusOr<std::span<const std::byte>> Read(const Pending& pending);
   void WaitFor(const Pending& wanted);
 
   const std::vector<std::unique_ptr<ShardFile>>& files_;

@@ -51,12 +51,6 @@ std::shared_ptr<File> ShardFile::Direct() const {
   return direct_;
 }
 
-// Null if the bytes are to be read through the page cache.
-std::shared_ptr<File> ShardFile::DirectUnlessCached(int64_t begin_bytes, int64_t end_bytes) const {
-  auto direct = Direct();
-  return direct != nullptr && direct->IsCached(begin_bytes, end_bytes - begin_bytes) ? nullptr : direct;
-}
-
 void ShardFile::GiveUpDirect() {
   MutexLock lock(mutex_);
   direct_ = nullptr;
@@ -100,7 +94,7 @@ absl::Status ShardFile::ReadBuffered(int64_t begin_bytes, int64_t end_bytes, std
 }
 
 absl::Status ShardFile::ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer) {
-  if (const auto direct = DirectUnlessCached(begin_bytes, end_bytes); direct != nullptr) {
+  if (const auto direct = Direct(); direct != nullptr) {
     const absl::Status status = ReadDirect(*direct, 0, begin_bytes, end_bytes, buffer);
     if (!RefusesDirect(status)) return status;
     GiveUpDirect();
@@ -121,12 +115,21 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::Read(int64_t begin_bytes, 
   return Result(ReadEither(begin_bytes, end_bytes, buffer), begin_bytes, end_bytes, buffer);
 }
 
-bool ShardFile::Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer,
-                      uint64_t tag) {
-  const auto direct = DirectUnlessCached(begin_bytes, end_bytes);
-  if (direct == nullptr) return false;
+absl::StatusOr<std::span<const std::byte>> ShardFile::ReadCached(int64_t begin_bytes, int64_t end_bytes,
+                                                                 std::span<std::byte> buffer) {
+  const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
+  return Result(ReadBuffered(begin_bytes, end_bytes, buffer.subspan(skip)), begin_bytes, end_bytes, buffer);
+}
+
+ShardFile::Started ShardFile::Start(ReadQueue* queue, int64_t begin_bytes, int64_t end_bytes,
+                                    std::span<std::byte> buffer, uint64_t tag) {
+  const auto direct = Direct();
+  if (direct == nullptr) return Started::kNot;
+  if (direct->IsCached(begin_bytes, end_bytes - begin_bytes)) return Started::kCached;
+  if (queue == nullptr) return Started::kNot;
   const int64_t start = RoundDown(begin_bytes);
-  return queue.Start(*direct, start, buffer.first(static_cast<size_t>(RoundUp(end_bytes) - start)), tag).ok();
+  const auto blocks = buffer.first(static_cast<size_t>(RoundUp(end_bytes) - start));
+  return queue->Start(*direct, start, blocks, tag).ok() ? Started::kQueued : Started::kNot;
 }
 
 absl::StatusOr<std::span<const std::byte>> ShardFile::Finish(const ReadQueue::Completion& read, int64_t begin_bytes,

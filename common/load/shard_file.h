@@ -32,9 +32,19 @@ class ShardFile {
   // what reading says.
   absl::StatusOr<std::span<const std::byte>> Read(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
 
-  // Begins the same through `queue`. False if it is better done at once by Read: the page cache has the bytes, or the
-  // file system refuses O_DIRECT, or the queue does not take it.
-  bool Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
+  // What has become of a read that was to be begun.
+  enum class Started {
+    kQueued,  // the queue has it: Finish ends it
+    kCached,  // the page cache has the bytes: ReadCached gets them
+    kNot,     // there is no way past the page cache, or the queue has not taken it: Read does it at once
+  };
+
+  // Begins the same through `queue`, which may be null.
+  Started Start(ReadQueue* queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
+
+  // As Read, of what the page cache was found to hold.
+  absl::StatusOr<std::span<const std::byte>> ReadCached(int64_t begin_bytes, int64_t end_bytes,
+                                                        std::span<std::byte> buffer);
 
   // How much has been read past the page cache.
   int64_t direct_bytes() const { return direct_bytes_; }
@@ -52,7 +62,6 @@ class ShardFile {
   absl::StatusOr<std::shared_ptr<File>> Buffered();
   void GiveUpDirect();
   std::shared_ptr<File> Direct() const;
-  std::shared_ptr<File> DirectUnlessCached(int64_t begin_bytes, int64_t end_bytes) const;
   absl::Status ReadDirect(File& file, size_t done, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
   absl::Status ReadBuffered(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> to);
   absl::Status ReadEither(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);

@@ -65,13 +65,11 @@ class GpuLoadMemory : public LoadMemory {
     return options;
   }
 
-  absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override {
-    destinations_[shard].reset();
-    const auto is_finished = [](const auto& destination) { return destination == nullptr; };
-    if (std::all_of(destinations_.begin(), destinations_.end(), is_finished)) buffers_.reset();  // an exporter stays
-    ASSIGN_OR_RETURN(std::vector<FinishedSlab> finished, shards_[shard]->Finish());
-    if (!needs_exporter()) shards_[shard].reset();  // descriptors keep the memory
-    return finished;
+  absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override { return shards_[shard]->Finish(); }
+
+  void FreeWorkingMemory() override {
+    destinations_.clear();
+    buffers_.reset();
   }
 
   bool needs_exporter() const override { return kind_ == v1::HANDLE_KIND_CUDA_IPC; }

@@ -43,13 +43,9 @@ class GpuPublishMemory : public PublishMemory {
     return digester_.Compute(ranges);
   }
 
-  absl::StatusOr<std::vector<FinishedSlab>> Finish() override {
-    ASSIGN_OR_RETURN(std::vector<FinishedSlab> finished, shard_->Finish());
-    if (!needs_exporter()) shard_.reset();  // descriptors keep the memory
-    return finished;
-  }
+  absl::StatusOr<std::vector<FinishedSlab>> Finish() override { return shard_->Finish(); }
 
-  bool needs_exporter() const override { return needs_exporter_; }
+  bool needs_exporter() const override { return shard_->needs_exporter(); }
 
  private:
   absl::StatusOr<std::vector<FinishedSlab>> ShareFrom(size_t first) const {
@@ -63,7 +59,6 @@ class GpuPublishMemory : public PublishMemory {
   const std::string uuid_;
   const GpuDigester digester_;
   std::unique_ptr<GpuShard> shard_;
-  const bool needs_exporter_ = shard_->needs_exporter();
 };
 
 absl::StatusOr<std::unique_ptr<PublishMemory>> Start(const std::string& uuid, v1::HandleKind kind, CudaDriver& cuda) {

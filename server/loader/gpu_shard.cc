@@ -56,8 +56,6 @@ class VmmShard : public GpuShard {
     return absl::OkStatus();
   }
 
-  void Unmap() override { ranges_.clear(); }
-
  private:
   std::vector<CudaVmmMemory> memory_;
   std::vector<CudaReservation> ranges_;  // one for each Add
@@ -94,8 +92,6 @@ class IpcShard : public GpuShard {
     finished->description.set_cuda_ipc_handle(handle.data(), handle.size());
     return absl::OkStatus();
   }
-
-  void Unmap() override {}
 
  private:
   std::vector<CudaIpcMemory> memory_;
@@ -153,8 +149,7 @@ absl::StatusOr<FinishedSlab> GpuShard::Share(size_t slab) const {
   return shared;
 }
 
-absl::StatusOr<std::vector<FinishedSlab>> GpuShard::Finish() {
-  Unmap();
+absl::StatusOr<std::vector<FinishedSlab>> GpuShard::Finish() const {
   std::vector<FinishedSlab> finished;
   for (size_t i = 0; i < slabs_.size(); ++i) {
     ASSIGN_OR_RETURN(finished.emplace_back(), Share(i));

@@ -51,8 +51,9 @@ class GpuShard {
   // Everything has been written: takes this process's right to write away as far as the kind allows.
   virtual absl::Status Protect() = 0;
 
-  // All slabs as they are handed over. The last writable mapping of this process has gone before.
-  absl::StatusOr<std::vector<FinishedSlab>> Finish();
+  // All slabs as they are handed over, after Protect. They stay mapped, as Protect has left them: unmapping 30 GiB
+  // takes 14 ms, for which nobody need wait.
+  absl::StatusOr<std::vector<FinishedSlab>> Finish() const;
 
   // Whether what has been handed over goes with this process.
   virtual bool needs_exporter() const = 0;
@@ -66,7 +67,6 @@ class GpuShard {
   virtual void Shrink(size_t count) = 0;
   // Fills in the kind and the handle.
   virtual absl::Status Export(size_t slab, FinishedSlab* finished) const = 0;
-  virtual void Unmap() = 0;
 
  private:
   absl::Status FillWithZeros(std::span<const Slab> slabs) const;

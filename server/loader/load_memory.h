@@ -51,11 +51,14 @@ class LoadMemory {
   // When every GPU's context was there, in nanoseconds of the steady clock; 0 without GPUs.
   virtual int64_t contexts_ns() const { return 0; }
 
-  // Ends the writing to one shard, once it has been loaded.
+  // Ends the writing to one shard, once all have been loaded. It stays ours to look at, until this object goes.
   virtual absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) = 0;
 
   // Whether what has been finished goes with this process.
   virtual bool needs_exporter() const { return false; }
+
+  // Gives back what only loading needed, in a process that stays. Nothing is loaded after it.
+  virtual void FreeWorkingMemory() {}
 
  protected:
   std::vector<std::unique_ptr<Destination>> destinations_;

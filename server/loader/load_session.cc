@@ -127,7 +127,9 @@ class Session {
     RETURN_IF_ERROR(Load());
     RETURN_IF_ERROR(Verify());
     RETURN_IF_ERROR(FinishAndHandOver());
-    if (memory_->needs_exporter()) WaitForTheEnd(control_fd_);
+    if (!memory_->needs_exporter()) return absl::OkStatus();
+    memory_->FreeWorkingMemory();
+    WaitForTheEnd(control_fd_);
     return absl::OkStatus();
   }
 
