@@ -120,7 +120,7 @@ class GpuWritableMemory : public WritableMemory {
                                                               slab.cuda_ipc_handle().size(), " bytes"));
       }
       memcpy(handle.data(), slab.cuda_ipc_handle().data(), handle.size());
-      ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(mappings_->context, handle));
+      ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(mappings_->context, handle, slab.size_bytes()));
       opened.push_back(std::move(mapping));
     }
     for (size_t i = 0; i < slabs.size(); ++i) AddSlab(opened[i].address(), slabs[i].size_bytes());
