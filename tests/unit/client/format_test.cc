@@ -22,6 +22,10 @@ TEST(FormatTable, AlignsColumnsAndEndsNoLineInSpaces) {
   EXPECT_EQ(FormatTable({{"A", "LONG", "C"}, {"value", "b", ""}}), "A      LONG  C\nvalue  b\n");
 }
 
+TEST(FormatTable, LetsNoCellControlTheTerminal) {
+  EXPECT_EQ(FormatTable({{"A", "B"}, {"\x1b[2J", "\n"}}), "A        B\n\\x1b[2J  \\x0a\n");
+}
+
 TEST(FormatBar, ShowsThePartDoneAndNothingWithoutATotal) {
   EXPECT_EQ(FormatBar(1, 2, 10), "[#####.....]  50 %");
   EXPECT_EQ(FormatBar(3, 2, 4), "[####] 100 %");
