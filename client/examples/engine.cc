@@ -10,6 +10,7 @@
 
 #include "client/examples/example_support.h"
 #include "client/examples/gpu_memory.h"
+#include "client/examples/model_roots.h"
 #include "weightbroker/client.h"
 
 namespace {
@@ -147,7 +148,6 @@ int main(int argc, char** argv) {
   using weightbroker::HandleKind;
   using weightbroker::Mode;
   EngineFlags flags;
-  std::vector<std::string> roots;
   CLI::App app("An example engine: maps a model's weights, reads every tensor and prints a checksum.");
   example::AddFlags(app, &flags);
   app.add_option("--mode", flags.mode,
@@ -163,8 +163,9 @@ int main(int argc, char** argv) {
   app.add_option("--fallback", flags.fallback, "What to do where the service cannot give the weights: disk or fail")
       ->transform(
           CLI::Transformer(std::map<std::string, Fallback>{{"disk", Fallback::kDisk}, {"fail", Fallback::kFail}}));
-  app.add_option("--model_root", roots,
-                 "name=/folder, for models name:relative/path that are loaded from disk, and for --mode daemon");
+  example::AddModelRootFlag(
+      app, "name=/folder, for models name:relative/path that are loaded from disk, and for --mode daemon",
+      &flags.model_roots);
   app.add_option("--deadline_seconds", flags.deadline_seconds, "For everything but loading")
       ->check(CLI::PositiveNumber);
   app.add_option("--cuda_device", flags.cuda_device,
@@ -181,11 +182,6 @@ int main(int argc, char** argv) {
   app.add_flag("--prefault", flags.prefault, "Map every page while attaching");
   try {
     app.parse(argc, argv);
-    for (const std::string& root : roots) {
-      const size_t equals = root.find('=');
-      if (equals == std::string::npos) throw CLI::ValidationError("--model_root", "needs name=/folder");
-      flags.model_roots[root.substr(0, equals)] = root.substr(equals + 1);
-    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

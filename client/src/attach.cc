@@ -153,16 +153,15 @@ class ServiceAttach {
  private:
   // Each service tells of its own ranks only: that all ranks are there, and of the same weights, is seen from here.
   absl::StatusOr<std::unique_ptr<WeightsState>> AttachOneOfSeveralServices() {
-    Deadline deadline = DeadlineIn(options_.deadline);
+    RanksWait wait;
+    wait.deadline = DeadlineIn(options_.deadline);
     if (options_.register_if_missing) {
       RETURN_IF_ERROR(Register().status());
-      deadline = DeadlineIn(options_.load_deadline);
+      wait.deadline = DeadlineIn(options_.load_deadline);
     }
-    v1::FingerprintRequest request;
-    *request.mutable_spec() = spec_;
-    *request.mutable_environment() = environment_;
-    ASSIGN_OR_RETURN(const std::string fingerprint,
-                     WaitForOneFingerprint(services_, options_.devices, request, deadline));
+    *wait.request.mutable_spec() = spec_;
+    *wait.request.mutable_environment() = environment_;
+    ASSIGN_OR_RETURN(const std::string fingerprint, WaitForOneFingerprint(services_, options_.devices, wait));
     return ExportByFingerprint(fingerprint);
   }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -129,6 +130,10 @@ absl::Status Connection::WaitUntilConnected(Deadline deadline) const {
 }
 
 absl::Status Connection::CheckWorthWaiting() const {
+  struct stat status {};
+  if (stat(socket_path_.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode)) {
+    return NoService(socket_path_, S_ISDIR(status.st_mode) ? "it is a folder" : "it is no socket");
+  }
   if (faccessat(AT_FDCWD, socket_path_.c_str(), W_OK, AT_EACCESS) == 0) return absl::OkStatus();
   const bool is_missing = errno == ENOENT || errno == ENOTDIR;
   if (is_missing && reached_) return absl::OkStatus();  // it is being replaced by one with a socket of its own
@@ -211,9 +216,14 @@ absl::Status FromGrpc(const grpc::Status& status) {
     const bool same_error = static_cast<int>(parsed.code()) == static_cast<int>(status.error_code());
     if (same_error && !GetErrorDetails(parsed).reason.empty()) return parsed;
   }
-  const absl::Status ours = MakeError(ReasonFor(status.error_code()), status.error_message(),
-                                      {{"grpc_code", absl::StrCat(static_cast<int>(status.error_code()))}});
-  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  const int code = static_cast<int>(status.error_code());
+  // gRPC says nothing of what it could not decode, a name that is not UTF-8 for instance.
+  const std::string message =
+      !status.error_message().empty()
+          ? status.error_message()
+          : absl::StrCat("the call failed with gRPC's code ", code, " and without a message: is every name UTF-8?");
+  const absl::Status ours = MakeError(ReasonFor(status.error_code()), message, {{"grpc_code", absl::StrCat(code)}});
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), message);
   result.SetPayload(kErrorInfoTypeUrl, *ours.GetPayload(kErrorInfoTypeUrl));
   return result;
 }

@@ -48,8 +48,9 @@ class Connection {
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ConnectionOptions& options);
 
   // Waits until a service answers, after starting one if that is wanted and nobody listens. SERVICE_UNAVAILABLE at
-  // `deadline`; and at once if this user may not connect, or if there is no socket and this connection has never had
-  // one: then no service is being replaced, there is none. SERVICE_NOT_STARTED if it could not be started.
+  // `deadline`; and at once if this user may not connect, if the path is of something else than a socket, or if there
+  // is no socket and this connection has never had one: then no service is being replaced, there is none.
+  // SERVICE_NOT_STARTED if it could not be started.
   absl::Status Reach(Deadline deadline) const;
 
   // The same, but a service that has never been there is waited for, too.

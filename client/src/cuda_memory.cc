@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Open(const CudaContext& 
                                                              std::span<const IpcSlab> slabs) {
   std::unique_ptr<CudaMemory> memory(new CudaMemory(context, uuid));
   for (const IpcSlab& slab : slabs) {
-    ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(context, slab.handle));
+    ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(context, slab.handle, slab.size_bytes));
     memory->AddView(mapping.address(), slab.size_bytes);
     memory->mappings_->opened.push_back(std::move(mapping));
   }

@@ -51,7 +51,7 @@ class CudaMemory : public ShardMemory {
                                                             std::span<const VmmSlab> slabs);
 
   // Opens slabs of kind CUDA_IPC, which are writable: CUDA knows no other way. HANDLE_STALE if their exporter has
-  // gone.
+  // gone; PROTOCOL_ERROR if one is shorter than is said. Where they lie is for the caller to know, see CudaIpcMapping.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Open(const CudaContext& context, const std::string& uuid,
                                                           std::span<const IpcSlab> slabs);
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -32,6 +33,7 @@ struct Mappings {
   CudaStream stream = nullptr;
   std::vector<CudaReservation> ranges;
   std::vector<CudaIpcMapping> opened;
+  std::map<CudaDevice, CudaContext> other_contexts;  // of GPUs that tensors were copied from
 };
 
 class GpuWritableMemory : public WritableMemory {
@@ -67,6 +69,7 @@ class GpuWritableMemory : public WritableMemory {
     RETURN_IF_ERROR(current.status());
     const auto size = static_cast<size_t>(size_bytes);
     if (IsOnGpu(from)) {
+      RETURN_IF_ERROR(WaitForGpuOf(from));
       return Check(driver().MemcpyDtoDAsync(AddressOf(to), AddressOf(from), size, stream()), "cuMemcpyDtoDAsync");
     }
     RETURN_IF_ERROR(Check(driver().MemcpyHtoDAsync(AddressOf(to), from, size, stream()), "cuMemcpyHtoDAsync"));
@@ -97,6 +100,22 @@ class GpuWritableMemory : public WritableMemory {
     return driver().PointerGetMemoryType(AddressOf(data), &type) == kCudaSuccess && type == kCudaMemoryDevice;
   }
 
+  // Whatever stream of another GPU the data comes from: no stream here can be told to wait for one that nobody has
+  // named.
+  absl::Status WaitForGpuOf(const void* data) {
+    CudaDevice device = 0;
+    RETURN_IF_ERROR(Check(driver().PointerGetDevice(AddressOf(data), &device), "cuPointerGetAttribute"));
+    if (device == engine_.device) return absl::OkStatus();
+    auto known = mappings_->other_contexts.find(device);
+    if (known == mappings_->other_contexts.end()) {
+      ASSIGN_OR_RETURN(CudaContext context, CudaContext::Retain(driver(), device));
+      known = mappings_->other_contexts.emplace(device, std::move(context)).first;
+    }
+    const CudaScope current(known->second);
+    RETURN_IF_ERROR(current.status());
+    return Check(driver().CtxSynchronize(), "cuCtxSynchronize");
+  }
+
   absl::Status ImportAll(std::span<const v1::Slab> slabs, std::span<const UniqueFd> fds) {
     const CudaContext& context = mappings_->context;
     std::vector<CudaReservation> ranges;
@@ -120,7 +139,7 @@ class GpuWritableMemory : public WritableMemory {
                                                               slab.cuda_ipc_handle().size(), " bytes"));
       }
       memcpy(handle.data(), slab.cuda_ipc_handle().data(), handle.size());
-      ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(mappings_->context, handle));
+      ASSIGN_OR_RETURN(CudaIpcMapping mapping, CudaIpcMapping::Open(mappings_->context, handle, slab.size_bytes()));
       opened.push_back(std::move(mapping));
     }
     for (size_t i = 0; i < slabs.size(); ++i) AddSlab(opened[i].address(), slabs[i].size_bytes());

@@ -84,6 +84,9 @@ absl::Status NotTrusted(const std::string& what) {
 absl::StatusOr<std::unique_ptr<ShardMemory>> MapShard(const Connection& connection, const v1::ExportHeader& header,
                                                       const EngineDevice& engine, Deadline deadline) {
   RETURN_IF_ERROR(CheckLiesOn(engine, header.device()));
+  for (const v1::Slab& slab : header.slabs()) {
+    if (!slab.device_uuid().empty()) RETURN_IF_ERROR(CheckLiesOn(engine, slab.device_uuid()));
+  }
   ASSIGN_OR_RETURN(const v1::HandleKind kind, KindOf(header, engine.is_host()));
   if (engine.is_host()) {
     ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds, RedeemAll(connection, header, deadline));

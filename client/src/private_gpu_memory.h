@@ -1,8 +1,9 @@
 // GPU memory that a load from disk fills for this process alone; read-only once it is filled, like a service's.
 //
-//   ASSIGN_OR_RETURN(auto memory, PrivateGpuMemory::Create(engine, plan.shards[0], room));   // MEMORY_EXHAUSTED,
-//   holders ASSIGN_OR_RETURN(auto digests, LoadNode(source, memory->destinations(), memory->Tune(options), progress));
-//   ASSIGN_OR_RETURN(std::unique_ptr<ShardMemory> shard, std::move(*memory).Finish());
+//   auto memory = PrivateGpuMemory::Create(engine, plan.shards[0], room);
+//   if (!memory.ok()) return memory.status();                    // MEMORY_EXHAUSTED: need, have, and who holds it
+//   ASSIGN_OR_RETURN(auto digests, LoadNode(source, (*memory)->destinations(), (*memory)->Tune(options), progress));
+//   ASSIGN_OR_RETURN(std::unique_ptr<ShardMemory> shard, std::move(**memory).Finish());
 //
 // The calling thread's current context is left as it was. Not thread-safe, but for what LoadNode does with it.
 #pragma once

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,8 @@
 namespace weightbroker::client {
 namespace {
 
+// No call of a service waits for a load without taking part in it: Register with `wait` begins one where there is none,
+// and the other ranks' are for their own engines to begin.
 constexpr std::chrono::milliseconds kPollInterval(20);
 
 // A UUID becomes part of a path: nothing but what one consists of may.
@@ -56,6 +59,56 @@ absl::StatusOr<std::string> OneFingerprint(const Answers& answers) {
                    std::move(found));
 }
 
+// Whether a rank that is waited for has failed to load.
+class FailureWatch {
+ public:
+  FailureWatch(const Services& services, const std::vector<std::string>& devices, const RanksWait& wait)
+      : services_(services), devices_(devices), wait_(wait) {}
+
+  // NOT_RESIDENT if the weights of that fingerprint have failed to load on `device`, and will not be loaded again.
+  absl::Status Check(const std::string& device, const std::string& fingerprint) {
+    ASSIGN_OR_RETURN(const auto connection, services_.For(device));
+    v1::ListWeightSetsResponse list;
+    RETURN_IF_ERROR(connection->Call(wait_.deadline, [&](grpc::ClientContext& context) {
+      list.Clear();  // of a try before this one
+      return connection->admin_service().ListWeightSets(&context, {}, &list);
+    }));
+    for (const v1::WeightSet& set : list.weight_sets()) {
+      if (set.fingerprint() != fingerprint || set.state() != v1::WEIGHT_SET_STATE_FAILED) continue;
+      return IsOld(set, device) ? absl::OkStatus() : Failed(set, device, connection->socket_path());
+    }
+    seen_otherwise_.insert(device);
+    return absl::OkStatus();
+  }
+
+ private:
+  bool IsOld(const v1::WeightSet& set, const std::string& device) const {
+    const auto registered =
+        std::chrono::seconds(set.register_time().seconds()) + std::chrono::nanoseconds(set.register_time().nanos());
+    return registered < wait_.begin.time_since_epoch() && seen_otherwise_.count(device) == 0 &&
+           std::chrono::steady_clock::now() - start_ < wait_.patience_with_old_failures;
+  }
+
+  absl::Status Failed(const v1::WeightSet& set, const std::string& device, const std::string& socket_path) const {
+    const auto rank = std::find(devices_.begin(), devices_.end(), device) - devices_.begin();
+    return MakeError(
+        Reason::kNotResident,
+        absl::StrCat("no rank is attached before all are there, and rank ", rank, " has failed to load on ", device,
+                     ", by the service at ", socket_path, ": ", set.failure().message()),
+        {{"rank", absl::StrCat(rank)},
+         {"devices", device},
+         {"socket", socket_path},
+         {"fingerprint", set.fingerprint()},
+         {"cause", set.failure().reason()}});
+  }
+
+  const Services& services_;
+  const std::vector<std::string>& devices_;
+  const RanksWait& wait_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::set<std::string> seen_otherwise_;  // devices whose weights had not failed when this began to look
+};
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Services>> Services::Open(const ConnectionOptions& options) {
@@ -91,15 +144,17 @@ absl::StatusOr<std::shared_ptr<const Connection>> Services::Connect(const std::s
 }
 
 absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, const std::vector<std::string>& devices,
-                                                  const v1::FingerprintRequest& request, Deadline deadline) {
+                                                  const RanksWait& wait) {
+  FailureWatch failures(services, devices, wait);
   while (true) {
-    ASSIGN_OR_RETURN(const Answers answers, AskAll(services, devices, request, deadline));
+    ASSIGN_OR_RETURN(const Answers answers, AskAll(services, devices, wait.request, wait.deadline));
     std::vector<std::string> absent;
     for (const auto& [device, answer] : answers) {
       if (!answer.resident()) absent.push_back(device);
     }
     if (absent.empty()) return OneFingerprint(answers);
-    if (Remaining(deadline) <= kPollInterval) {
+    for (const std::string& device : absent) RETURN_IF_ERROR(failures.Check(device, answers.at(device).fingerprint()));
+    if (Remaining(wait.deadline) <= kPollInterval) {
       return MakeError(Reason::kNotResident,
                        absl::StrCat("no rank is attached before all are there, and the services of these GPUs do not "
                                     "have theirs: ",

@@ -6,6 +6,7 @@
 // Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,10 +49,21 @@ class Services {
   mutable std::map<std::string, std::shared_ptr<const Connection>> connections_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Waits until the services of all `devices`, each by itself, hold weights of one fingerprint, and returns it.
-// FINGERPRINT_MISMATCH, with every service's, once they are all resident and differ; NOT_RESIDENT naming those that are
-// not, by the deadline; or what a service answered.
+// A wait for the ranks of all services.
+struct RanksWait {
+  v1::FingerprintRequest request;
+  // When the engine's attach began. A load that was registered before it and failed may be one of an earlier start,
+  // which its engine is about to register anew.
+  std::chrono::system_clock::time_point begin = std::chrono::system_clock::now();
+  std::chrono::milliseconds patience_with_old_failures{30'000};
+  Deadline deadline = DeadlineIn(std::chrono::milliseconds(0));
+};
+
+// Waits until the services of all `devices` (of each rank, in their order), each by itself, hold weights of one
+// fingerprint, and returns it. FINGERPRINT_MISMATCH, with every service's, once they are all resident and differ;
+// NOT_RESIDENT, naming rank, service and cause, as soon as one's load has failed, or naming those that are not resident
+// by the deadline; or what a service answered.
 absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, const std::vector<std::string>& devices,
-                                                  const v1::FingerprintRequest& request, Deadline deadline);
+                                                  const RanksWait& wait);
 
 }  // namespace weightbroker::client

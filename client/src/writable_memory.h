@@ -36,8 +36,8 @@ class WritableMemory {
   virtual ~WritableMemory() = default;
 
   // Maps `slabs`, for which `fds` are those that they have: one each, or none of kind CUDA_IPC. All or, if it fails,
-  // none. PROTOCOL_ERROR if they are not what they must be, DEVICE_MISMATCH if the memory itself says that it lies
-  // elsewhere than the engine computes, HANDLE_STALE, SYSTEM_ERROR, CUDA_ERROR.
+  // none. PROTOCOL_ERROR if they are not what they must be, DEVICE_MISMATCH if memory of kind CUDA_VMM_FD says that
+  // it lies elsewhere than the engine computes, HANDLE_STALE, SYSTEM_ERROR, CUDA_ERROR.
   virtual absl::Status Add(std::span<const v1::Slab> slabs, std::span<const UniqueFd> fds) = 0;
 
   // In the order in which they were added.

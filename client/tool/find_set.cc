@@ -5,10 +5,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/tool/export_look.h"
+#include "client/tool/output.h"
 #include "common/base/error.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "common/plan/plan.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -48,13 +51,21 @@ absl::StatusOr<v1::WeightSet> FindByFingerprint(const v1::ListWeightSetsResponse
   return *found.front();
 }
 
-// What Export says of a model that is not resident, in the service's own words.
-absl::Status WhyNotResident(const Connection& connection, const SetFlags& flags, Deadline deadline) {
+// The set that Export by the model would give, or why it gives none, in the service's own words. Export alone knows
+// weights whose files are gone, and whether they may be had.
+absl::StatusOr<std::string> FingerprintByExport(const Connection& connection, const SetFlags& flags,
+                                                Deadline deadline) {
   v1::ExportRequest request;
   *request.mutable_spec() = SpecOf(flags);
   *request.mutable_environment() = EnvironmentOf(flags);
   request.set_rank(flags.rank.value_or(0));
-  return LookAtShard(connection, request, deadline).status();
+  const absl::StatusOr<ShardLook> look = LookAtShard(connection, request, deadline);
+  if (look.ok()) return look->header.fingerprint();
+  // The set is there, though not with its first rank.
+  if (HasReason(look.status(), Reason::kRankNotHere) && !flags.rank.has_value()) {
+    return GetErrorDetails(look.status()).metadata["fingerprint"];
+  }
+  return look.status();
 }
 
 absl::StatusOr<std::string> FingerprintOfResident(const Connection& connection, const SetFlags& flags,
@@ -63,13 +74,35 @@ absl::StatusOr<std::string> FingerprintOfResident(const Connection& connection, 
   *request.mutable_spec() = SpecOf(flags);
   *request.mutable_environment() = EnvironmentOf(flags);
   v1::FingerprintResponse response;
-  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+  const absl::Status asked = connection.Call(deadline, [&](grpc::ClientContext& context) {
     response.Clear();
     return connection.service().Fingerprint(&context, request, &response);
-  }));
-  // If it has become resident since, the list will have it.
-  if (!response.resident()) RETURN_IF_ERROR(WhyNotResident(connection, flags, deadline));
+  });
+  if (ExitCodeFor(asked) == kUnavailable) return asked;
+  if (!asked.ok() || !response.resident()) return FingerprintByExport(connection, flags, deadline);
   return response.fingerprint();
+}
+
+// One field, for a message: sizes that an older service left out are 1.
+std::string ValueOf(const v1::WeightSpec& spec, const google::protobuf::FieldDescriptor& field) {
+  const google::protobuf::Reflection& reflection = *spec.GetReflection();
+  if (field.is_repeated()) {
+    std::vector<std::string> values;
+    for (int i = 0; i < reflection.FieldSize(spec, &field); ++i) {
+      values.push_back(reflection.GetRepeatedString(spec, &field, i));
+    }
+    return absl::StrJoin(values, ",");
+  }
+  if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_STRING) return reflection.GetString(spec, &field);
+  return absl::StrCat(std::max(1, reflection.GetInt32(spec, &field)));
+}
+
+absl::Status Contradiction(const std::string& field, const std::string& said, const std::string& found,
+                           const v1::WeightSet& set) {
+  return MakeError(Reason::kInvalidArgument,
+                   absl::StrCat("the weight set ", set.fingerprint(), " has ", field, " ", Quote(found),
+                                ", and the flags say ", Quote(said), ": leave the flag out, or name a model instead"),
+                   {{"field", field}, {"requested", Printable(said)}, {"found", Printable(found)}});
 }
 
 }  // namespace
@@ -78,6 +111,8 @@ bool IsFingerprint(const std::string& weights) {
   return weights.size() >= kLeastDigits && weights.size() <= kFingerprintDigits &&
          weights.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
+
+bool IsModel(const std::string& weights) { return weights.find_first_of(":/") != std::string::npos; }
 
 v1::WeightSpec SpecOf(const SetFlags& flags) {
   v1::WeightSpec spec = flags.spec;
@@ -91,6 +126,20 @@ v1::Environment EnvironmentOf(const SetFlags& flags) {
   return environment;
 }
 
+absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set) {
+  ASSIGN_OR_RETURN(const v1::WeightSpec wanted, CompleteSpec(flags.spec));
+  std::vector<const google::protobuf::FieldDescriptor*> given;  // those with a value
+  flags.spec.GetReflection()->ListFields(flags.spec, &given);
+  for (const auto* const field : given) {
+    const std::string said = ValueOf(wanted, *field);
+    const std::string found = ValueOf(set.spec(), *field);
+    if (said != found) return Contradiction(absl::StrCat("spec.", std::string(field->name())), said, found, set);
+  }
+  const std::string& found = set.environment().torch_version();
+  if (flags.torch_version.empty() || flags.torch_version == found) return absl::OkStatus();
+  return Contradiction("environment.torch_version", flags.torch_version, found, set);
+}
+
 absl::StatusOr<v1::WeightSet> FindResidentSet(const Connection& connection, const SetFlags& flags, Deadline deadline) {
   std::string fingerprint = flags.weights;
   if (!IsFingerprint(flags.weights)) {
@@ -98,6 +147,7 @@ absl::StatusOr<v1::WeightSet> FindResidentSet(const Connection& connection, cons
   }
   ASSIGN_OR_RETURN(const v1::ListWeightSetsResponse list, List(connection, deadline));
   ASSIGN_OR_RETURN(v1::WeightSet set, FindByFingerprint(list, fingerprint));
+  if (IsFingerprint(flags.weights)) RETURN_IF_ERROR(CheckFlagsFit(flags, set));
   if (set.state() != v1::WEIGHT_SET_STATE_RESIDENT) {
     return MakeError(Reason::kNotResident,
                      absl::StrCat("the weight set ", set.fingerprint(), " is not resident but ",

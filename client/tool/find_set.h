@@ -24,8 +24,15 @@ bool IsFingerprint(const std::string& weights);
 v1::WeightSpec SpecOf(const SetFlags& flags);
 v1::Environment EnvironmentOf(const SetFlags& flags);
 
-// The resident set that is meant. WEIGHT_SET_UNKNOWN and WEIGHT_SET_AMBIGUOUS for a fingerprint; for a model what
-// Export by spec says: NOT_RESIDENT, STILL_LOADING, or FINGERPRINT_MISMATCH with every differing field.
+// Whether `weights` can be a model at all.
+bool IsModel(const std::string& weights);
+
+// INVALID_ARGUMENT if `flags` say of the set's spec or environment what is not so, naming the field and both values.
+absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set);
+
+// The resident set that is meant. For a fingerprint WEIGHT_SET_UNKNOWN, WEIGHT_SET_AMBIGUOUS, or as CheckFlagsFit; for
+// a model what Export by spec says: NOT_RESIDENT, STILL_LOADING, FINGERPRINT_MISMATCH with every differing field, or
+// MODEL_NOT_FOUND of weights whose files are gone, unless the service exports those.
 absl::StatusOr<v1::WeightSet> FindResidentSet(const client::Connection& connection, const SetFlags& flags,
                                               client::Deadline deadline);
 

@@ -17,7 +17,8 @@ std::string FormatSeconds(double seconds);
 std::string FormatCount(int64_t count, const std::string& noun);
 
 // Columns as wide as their widest cell, two spaces between them, no line ends in spaces. The first row is the heading.
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows);
+// What files and services say stands in it as OneLine has it: nothing that a terminal would obey.
+std::string FormatTable(std::vector<std::vector<std::string>> rows);
 
 // "[#####.....]  50 %": `width` marks for done/total; empty where total is 0.
 std::string FormatBar(int64_t done, int64_t total, int width);

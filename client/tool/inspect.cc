@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/quant/gate.h"
@@ -119,7 +120,7 @@ std::string InspectTable(const InspectReport& report) {
     const std::string text = value.is_string()    ? value.get<std::string>()
                              : value.is_boolean() ? (value.get<bool>() ? "yes" : "no")
                                                   : value.dump();
-    table += absl::StrFormat("%-20s%s\n", field, text);
+    table += absl::StrFormat("%-20s%s\n", field, OneLine(text));
   }
   return table;
 }

@@ -7,7 +7,8 @@
 #include <cstring>
 #include <string>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
 #include "client/tool/inspect.h"
@@ -15,8 +16,10 @@
 #include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
 #include "client/tool/spec_flags.h"
+#include "client/tool/validators.h"
 #include "client/tool/verify_command.h"
 #include "common/base/file.h"
+#include "common/base/quote.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -36,15 +39,6 @@ ExitCode RunInspect(const InspectFlags& flags) {
       flags.file.empty() ? InspectFolder(RealFileSystem(), flags.folder) : InspectFile(RealFileSystem(), flags.file);
   fputs((flags.json ? InspectJson(report) : InspectTable(report)).c_str(), stdout);
   return report.ok ? kDone : kRefused;
-}
-
-// What CLI11 says of a value that is not a time to wait; empty if it is one.
-std::string CheckSeconds(const std::string& text) {
-  constexpr double kLeast = 0.001;
-  constexpr double kMost = 1e9;
-  double seconds = 0;
-  if (absl::SimpleAtod(text, &seconds) && seconds >= kLeast && seconds <= kMost) return {};
-  return "\"" + text + "\" is not a number of seconds from 0.001 to 1000000000";
 }
 
 // Everything that the command line can say, and what to do then.
@@ -67,6 +61,7 @@ class CommandLine {
   }
 
   int Run(int argc, char** argv) {
+    if (const int code = CheckCommand(argc, argv); code != kDone) return code;
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
@@ -87,6 +82,17 @@ class CommandLine {
     return code == kDone ? kRefused : code;
   }
 
+  // CLI11 says of a word that is no command that it was not expected, and not what is.
+  int CheckCommand(int argc, char** argv) const {
+    if (argc < 2 || argv[1][0] == '-') return kDone;
+    std::vector<std::string> names;
+    for (const CLI::App* command : app_.get_subcommands(nullptr)) names.push_back(command->get_name());
+    if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return kDone;
+    fprintf(stderr, "there is no command %s; these are: %s\nRun with --help for more information.\n",
+            Quote(argv[1]).c_str(), absl::StrJoin(names, ", ").c_str());
+    return kUsage;
+  }
+
   // A flag of a command is a usage error in front of it, and what CLI11 says of that names the flag only.
   void HintAtOrder(int argc, char** argv) const {
     const std::vector<std::string> words(argv + 1, argv + argc);
@@ -104,7 +110,7 @@ class CommandLine {
         "The service's socket (default: $WEIGHTBROKER_SOCKET, else /run/weightbroker/weightbroker.sock as "
         "root, else $XDG_RUNTIME_DIR/weightbroker/weightbroker.sock)");
     command->add_option("--timeout", timeout_seconds_, "Seconds to wait for an answer")
-        ->check(CLI::Validator(CheckSeconds, "SECONDS"))
+        ->check(Seconds())
         ->capture_default_str();
     command->add_flag("--json", service_.json, "Print JSON instead of a table");
   }
@@ -135,17 +141,20 @@ class CommandLine {
   void AddRegister() {
     CLI::App* command = app_.add_subcommand("register", "Have the service make a model resident");
     command->add_option("model", register_.model, "name:relative/path under a model root, or an absolute folder")
-        ->required();
+        ->required()
+        ->check(Utf8());
     command->add_option("--torch_version", register_.torch_version, "The engine's torch version, or \"any\"")
-        ->required();
+        ->required()
+        ->check(Utf8());
     AddSpecFlags(command, &register_.spec);
     command->add_option("--ranks", register_.ranks, "The ranks that this service is to hold, as 0,1; default: all")
         ->delimiter(',');
     command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")
-        ->delimiter(',');
+        ->delimiter(',')
+        ->check(Utf8());
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
     command->add_option("--load_timeout", load_timeout_seconds_, "Seconds to wait for the load")
-        ->check(CLI::Validator(CheckSeconds, "SECONDS"))
+        ->check(Seconds())
         ->capture_default_str();
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunRegister(service_, register_); }; });
@@ -166,7 +175,8 @@ class CommandLine {
   void AddUnregister() {
     CLI::App* command = app_.add_subcommand("unregister", "Release a weight set's memory");
     command->add_option("fingerprint", unregister_.fingerprint, "The fingerprint, or at least 8 digits of it")
-        ->required();
+        ->required()
+        ->check(Utf8());
     command->add_flag("--force", unregister_.force, "Also while engines hold leases; they keep what they have mapped");
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunUnregister(service_, unregister_); }; });
@@ -177,14 +187,22 @@ class CommandLine {
     command
         ->add_option("weights", flags->weights,
                      "A fingerprint, or at least 8 digits of it; or a model, with --torch_version and the flags below")
-        ->required();
-    command->add_option("--torch_version", flags->torch_version,
-                        "With a model: the engine's torch version, or \"any\"");
+        ->required()
+        ->check(Utf8());
+    command->add_option("--torch_version", flags->torch_version, "With a model: the engine's torch version, or \"any\"")
+        ->check(Utf8());
     command->add_option("--rank", flags->rank, "One rank; default: all that the service holds")
-        ->check(CLI::NonNegativeNumber);
+        ->check(WholeNumberFrom(0));
     AddSpecFlags(command, &flags->spec);
     command->parse_complete_callback([flags] {
-      if (!IsFingerprint(flags->weights) && flags->torch_version.empty()) throw CLI::RequiredError("--torch_version");
+      if (IsFingerprint(flags->weights)) return;
+      if (!IsModel(flags->weights)) {
+        throw CLI::ValidationError(
+            "weights", absl::StrCat(Quote(flags->weights),
+                                    " is no fingerprint, of which 8 to 64 lower-case hexadecimal "
+                                    "digits are needed, and no model, which is name:relative/path or a folder"));
+      }
+      if (flags->torch_version.empty()) throw CLI::RequiredError("--torch_version");
     });
   }
 
@@ -192,9 +210,11 @@ class CommandLine {
     CLI::App* command = app_.add_subcommand(
         "fingerprint", "Show what a model's fingerprint is made of, and how what is resident differs from it");
     command->add_option("model", fingerprint_.weights, "name:relative/path under a model root, or an absolute folder")
-        ->required();
+        ->required()
+        ->check(Utf8());
     command->add_option("--torch_version", fingerprint_.torch_version, "The engine's torch version, or \"any\"")
-        ->required();
+        ->required()
+        ->check(Utf8());
     AddSpecFlags(command, &fingerprint_.spec);
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunFingerprint(service_, fingerprint_); }; });
@@ -224,8 +244,8 @@ class CommandLine {
         ->capture_default_str();
     command->add_flag("--published", flags.model.published, "With a published model's numbers; default: small ones");
     CLI::Option* layers =
-        command->add_option("--layers", flags.model.layers, "How many layers")->check(CLI::PositiveNumber);
-    command->add_option("--experts", flags.model.experts, "How many experts a layer has")->check(CLI::PositiveNumber);
+        command->add_option("--layers", flags.model.layers, "How many layers")->check(WholeNumberFrom(1));
+    command->add_option("--experts", flags.model.experts, "How many experts a layer has")->check(WholeNumberFrom(1));
     command->add_option("--bytes", flags.model.bytes, "As many layers as come nearest to it, as 2GiB or 500MB")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
         ->excludes(layers);
@@ -236,7 +256,7 @@ class CommandLine {
         ->delimiter(',');
     command->add_flag("--fp8", flags.model.fp8, "In block-wise FP8 with scales; default: BF16");
     command->add_option("--shards", flags.model.shard_count, "How many files; default: of at most 5 GB each")
-        ->check(CLI::PositiveNumber);
+        ->check(WholeNumberFrom(1));
     command->add_option("--seed", flags.seed, "What the contents are made from")->capture_default_str();
     command->add_flag("--sparse", flags.sparse, "Holes in place of contents: takes no room on disk");
     command->add_option("--fault", flags.fault, "Plant one of --list_faults in it");

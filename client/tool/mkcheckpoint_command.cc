@@ -1,5 +1,6 @@
 #include "client/tool/mkcheckpoint_command.h"
 
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -94,6 +95,8 @@ void PrintRows(const std::vector<std::vector<std::string>>& rows, const std::vec
 }  // namespace
 
 ExitCode RunMakeCheckpoint(const MakeCheckpointFlags& flags) {
+  // Whoever reads the progress may leave: half a checkpoint is of use to nobody.
+  std::signal(SIGPIPE, SIG_IGN);
   const absl::StatusOr<Json> summary = MakeCheckpoint(flags);
   if (!summary.ok()) return PrintError(summary.status(), flags.json);
   if (flags.json) {

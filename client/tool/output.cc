@@ -8,14 +8,17 @@
 
 #include "client/tool/remedy.h"
 #include "common/base/error.h"
+#include "common/base/quote.h"
 
 namespace weightbroker::tool {
 namespace {
 
 void PrintParts(const std::string& message, const std::string& reason,
                 const std::map<std::string, std::string>& metadata, bool json) {
-  fprintf(stderr, "error: %s\nreason: %s (docs/errors.md)\n", message.c_str(), reason.c_str());
-  for (const auto& [key, value] : metadata) fprintf(stderr, "  %s: %s\n", key.c_str(), value.c_str());
+  fprintf(stderr, "error: %s\nreason: %s (docs/errors.md)\n", OneLine(message).c_str(), OneLine(reason).c_str());
+  for (const auto& [key, value] : metadata) {
+    fprintf(stderr, "  %s: %s\n", OneLine(key).c_str(), OneLine(value).c_str());
+  }
   if (const std::string remedy = RemedyFor(reason); !remedy.empty()) {
     fprintf(stderr, "what to do: %s\n", remedy.c_str());
   }

@@ -20,7 +20,8 @@ ExitCode ExitCodeFor(const absl::Status& status);
 ExitCode PrintError(const absl::Status& status, bool json);
 ExitCode PrintError(const Status& status, bool json);
 
-// Protobuf's JSON mapping on one line, fields named as in the .proto files, none left out.
+// Protobuf's JSON mapping on one line, fields named as in the .proto files. Those with their default value are there,
+// too, but for messages that are absent.
 void PrintJson(const google::protobuf::Message& message);
 
 }  // namespace weightbroker::tool

@@ -166,12 +166,35 @@ v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   return request;
 }
 
+absl::Status NotLoadedInTime(const RegisterFlags& flags, const LoadProgress& last) {
+  const std::string seconds = absl::StrCat(std::chrono::duration<double>(flags.load_timeout).count());
+  const std::string how_far = last.phase.empty()
+                                  ? "nothing was heard of the load"
+                                  : absl::StrCat("the load was in ", last.phase, ", at ", last.done_bytes, " of ",
+                                                 last.total_bytes, " bytes, and goes on");
+  return MakeError(Reason::kDeadlineExceeded,
+                   absl::StrCat(Printable(flags.model), " was not resident after ", seconds, " s (--load_timeout): ",
+                                how_far, "; register it again to wait on, with a longer --load_timeout"),
+                   {{"seconds", seconds},
+                    {"state", last.phase},
+                    {"done_bytes", absl::StrCat(last.done_bytes)},
+                    {"total_bytes", absl::StrCat(last.total_bytes)}});
+}
+
 absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const RegisterFlags& flags) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
   ProgressPrinter progress;
-  return client::RegisterAndWait(*connection, ToRequest(flags),
-                                 DeadlineIn(flags.wait ? flags.load_timeout : service.timeout),
-                                 [&progress](const LoadProgress& now) { progress.Show(now); });
+  LoadProgress last;
+  absl::StatusOr<v1::WeightSet> set = client::RegisterAndWait(
+      *connection, ToRequest(flags), DeadlineIn(flags.wait ? flags.load_timeout : service.timeout),
+      [&](const LoadProgress& now) {
+        progress.Show(now);
+        last = now;
+      });
+  if (!set.ok() && flags.wait && HasReason(set.status(), Reason::kDeadlineExceeded)) {
+    return NotLoadedInTime(flags, last);
+  }
+  return set;
 }
 
 absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, const v1::UnregisterRequest& request) {

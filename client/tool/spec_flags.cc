@@ -4,6 +4,8 @@
 #include <tuple>
 #include <vector>
 
+#include "client/tool/validators.h"
+
 namespace weightbroker::tool {
 
 void AddSpecFlags(CLI::App* command, v1::WeightSpec* spec) {
@@ -17,12 +19,16 @@ void AddSpecFlags(CLI::App* command, v1::WeightSpec* spec) {
     command
         ->add_option_function<int32_t>(
             name, [spec, set = set](int32_t size) { (spec->*set)(size); }, help)
-        ->check(CLI::PositiveNumber);
+        ->check(WholeNumberFrom(1));
   }
-  command->add_option("--layout", *spec->mutable_layout(),
-                      "hf, the checkpoint's own names, or fused, as engines fuse them; default: hf");
-  command->add_option("--quantization,--quantize", *spec->mutable_quantization(),
-                      "none, fp8, or fp8_block to quantize while loading; default: what the checkpoint declares");
+  command
+      ->add_option("--layout", *spec->mutable_layout(),
+                   "hf, the checkpoint's own names, or fused, as engines fuse them; default: hf")
+      ->check(Utf8());
+  command
+      ->add_option("--quantization,--quantize", *spec->mutable_quantization(),
+                   "none, fp8, or fp8_block to quantize while loading; default: what the checkpoint declares")
+      ->check(Utf8());
   command
       ->add_option_function<std::vector<std::string>>(
           "--unquantized_modules",
@@ -30,10 +36,14 @@ void AddSpecFlags(CLI::App* command, v1::WeightSpec* spec) {
             spec->mutable_unquantized_modules()->Assign(names.begin(), names.end());
           },
           "Modules that fp8_block leaves as they are, as lm_head,qkv_proj")
-      ->delimiter(',');
-  command->add_option("--dtype", *spec->mutable_dtype(), "BF16, F16 or F32; default: the checkpoint's own");
-  command->add_option("--mtp_layers", *spec->mutable_mtp_layers(),
-                      "keep or drop layers for multi-token prediction; default: keep");
+      ->delimiter(',')
+      ->check(Utf8());
+  command->add_option("--dtype", *spec->mutable_dtype(), "BF16, F16 or F32; default: the checkpoint's own")
+      ->check(Utf8());
+  command
+      ->add_option("--mtp_layers", *spec->mutable_mtp_layers(),
+                   "keep or drop layers for multi-token prediction; default: keep")
+      ->check(Utf8());
 }
 
 }  // namespace weightbroker::tool

@@ -1,5 +1,6 @@
 #include "common/base/quote.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,19 @@ std::string Escaped(char character) {
   char buffer[8];
   std::snprintf(buffer, sizeof(buffer), "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(character)));
   return buffer;
+}
+
+// Takes the first character off `text` and appends it, escaped if it controls a terminal or is none.
+void MoveCharacter(std::string_view& text, std::string& result) {
+  const size_t length = Utf8SequenceLength(text);
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const bool is_control = byte(0) < 0x20 || byte(0) == 0x7F || (length == 2 && byte(0) == 0xC2 && byte(1) < 0xA0);
+  if (length != 0 && !is_control) {
+    result += text.substr(0, length);
+  } else {
+    for (const char part : text.substr(0, std::max<size_t>(length, 1))) result += Escaped(part);
+  }
+  text.remove_prefix(std::max<size_t>(length, 1));
 }
 
 }  // namespace
@@ -40,16 +54,15 @@ std::string Printable(std::string_view text) {
   std::string result;
   while (!text.empty()) {
     if (result.size() >= kMaxBytes) return absl::StrCat(result, "... (", text.size(), " more bytes)");
-    const size_t length = Utf8SequenceLength(text);
-    const auto first = static_cast<unsigned char>(text[0]);
-    if (length == 0 || first < 0x20 || first == 0x7F) {
-      result += Escaped(text[0]);
-      text.remove_prefix(1);
-    } else {
-      result += text.substr(0, length);
-      text.remove_prefix(length);
-    }
+    MoveCharacter(text, result);
   }
+  return result;
+}
+
+std::string OneLine(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  while (!text.empty()) MoveCharacter(text, result);
   return result;
 }
 

@@ -17,6 +17,9 @@ std::string Printable(std::string_view text);
 // The same in double quotes, as tensor and module names stand in messages.
 std::string Quote(std::string_view text);
 
+// The same as Printable without the cut: for terminals, which obey control characters.
+std::string OneLine(std::string_view text);
+
 // `text` with bytes that are not UTF-8 as \xNN, and nothing else changed.
 std::string ToUtf8(std::string_view text);
 

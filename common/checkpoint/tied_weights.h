@@ -12,9 +12,8 @@
 namespace weightbroker {
 
 // Name -> the tensor whose memory it shares. Two sources are believed:
-//   - the files' __metadata__: safetensors.torch.save_model writes there, for each tensor that it left out, the name of
-//   the
-//     one that it kept;
+//   - the files' __metadata__: safetensors.torch.save_model writes there, for each tensor that it left out, the name
+//     of the one that it kept;
 //   - tie_word_embeddings in the config, where it is explicitly true: then the head is the embedding.
 // A name that the files have is never an alias. `tensors` is sorted by name; `metadata` has one entry for each file.
 // CHECKPOINT_MALFORMED if two files alias one name to different tensors, CONFIG_MALFORMED for a tie_word_embeddings

@@ -51,6 +51,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(ipc_open_mem_handle, "cuIpcOpenMemHandle_v2", (CudaDevicePtr*, CudaIpcHandle, unsigned))                          \
   X(ipc_close_mem_handle, "cuIpcCloseMemHandle", (CudaDevicePtr))                                                     \
   X(pointer_get_attribute, "cuPointerGetAttribute", (void*, int, CudaDevicePtr))                                      \
+  X(mem_get_address_range, "cuMemGetAddressRange_v2", (CudaDevicePtr*, size_t*, CudaDevicePtr))                       \
   X(mem_host_alloc, "cuMemHostAlloc", (void**, size_t, unsigned))                                                     \
   X(mem_free_host, "cuMemFreeHost", (void*))                                                                          \
   X(mem_host_register, "cuMemHostRegister_v2", (void*, size_t, unsigned))                                             \
@@ -193,6 +194,12 @@ class RealCudaDriver : public CudaDriver {
 
   CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) override {
     return calls_.pointer_get_attribute(type, kCudaPointerAttributeMemoryType, address);
+  }
+  CudaResult PointerGetDevice(CudaDevicePtr address, CudaDevice* device) override {
+    return calls_.pointer_get_attribute(device, kCudaPointerAttributeDeviceOrdinal, address);
+  }
+  CudaResult MemGetAddressRange(CudaDevicePtr address, CudaDevicePtr* base, size_t* size_bytes) override {
+    return calls_.mem_get_address_range(base, size_bytes, address);
   }
 
   CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) override {

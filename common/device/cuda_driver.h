@@ -90,10 +90,11 @@ struct CudaAccessDesc {
   CudaAccess flags = CudaAccess::kRead;
 };
 
-// CUmemorytype, and the CUpointer_attribute that asks for it.
+// CUmemorytype, and the CUpointer_attributes that ask for it and for the device.
 inline constexpr int kCudaMemoryHost = 1;
 inline constexpr int kCudaMemoryDevice = 2;
 inline constexpr int kCudaPointerAttributeMemoryType = 2;
+inline constexpr int kCudaPointerAttributeDeviceOrdinal = 9;
 
 inline constexpr unsigned kCudaStreamDefault = 0;  // CU_STREAM_DEFAULT: waits for the default stream's work
 inline constexpr unsigned kCudaHostRegisterPortable = 1;
@@ -163,6 +164,11 @@ class CudaDriver {
   // What the driver says of an address: kCudaMemoryHost, kCudaMemoryDevice. kCudaInvalidValue for memory that it does
   // not know, such as malloc's. With cuPointerGetAttribute.
   virtual CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) = 0;
+  // On which device it is. Of memory that was opened by its CUDA IPC handle the driver says the device of the context
+  // that opened it, though it be another one's (580.159, two H200). With cuPointerGetAttribute.
+  virtual CudaResult PointerGetDevice(CudaDevicePtr address, CudaDevice* device) = 0;
+  // The allocation that an address lies in, also if another process made it; needs a context of that memory's.
+  virtual CudaResult MemGetAddressRange(CudaDevicePtr address, CudaDevicePtr* base, size_t* size_bytes) = 0;
 
   virtual CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) = 0;
   virtual CudaResult MemFreeHost(void* data) = 0;

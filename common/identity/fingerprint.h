@@ -1,8 +1,8 @@
 // The identity of a weight set: a SHA-256 over the canonical form of spec, environment and what is in the files.
 //
-//   ASSIGN_OR_RETURN(auto identity, ReadCheckpointIdentity(file_system, folder));     // headers, config, index; no
-//   weights const Fingerprint wanted = ComputeFingerprint(spec, environment, identity, HostDeviceFacts()); if
-//   (wanted.hash != resident.hash) for (auto& d : DiffFingerprints(wanted, resident)) ...   // every field, both values
+//   ASSIGN_OR_RETURN(auto identity, ReadCheckpointIdentity(file_system, folder));   // config and headers; no weights
+//   const Fingerprint wanted = ComputeFingerprint(spec, environment, identity, HostDeviceFacts());
+//   for (const auto& difference : DiffFingerprints(wanted, resident)) ...           // every field, both values
 //
 // The canonical form is described in docs/fingerprint-format.md. Neither the rank nor the folder's path is part of it:
 // the same files are the same weights, whatever leads to them. Thread-safe: all functions are pure.

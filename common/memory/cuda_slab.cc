@@ -265,18 +265,38 @@ void CudaIpcMemory::Release() {
 
 // ---- CudaIpcMapping
 
-absl::StatusOr<CudaIpcMapping> CudaIpcMapping::Open(const CudaContext& context, const CudaIpcHandle& handle) {
+absl::StatusOr<CudaIpcMapping> CudaIpcMapping::Open(const CudaContext& context, const CudaIpcHandle& handle,
+                                                    int64_t size_bytes) {
   CudaDriver& driver = context.driver();
   const CudaScope current(context);
   RETURN_IF_ERROR(current.status());
   CudaDevicePtr address = 0;
   const CudaResult result = driver.IpcOpenMemHandle(handle, kCudaIpcLazyPeerAccess, &address);
-  if (result == kCudaSuccess) return CudaIpcMapping(context, address);
+  if (result == kCudaSuccess) {
+    CudaIpcMapping mapping(context, address);
+    RETURN_IF_ERROR(mapping.CheckSize(size_bytes));
+    return mapping;
+  }
   const absl::Status error = CudaError(driver, result, "cuIpcOpenMemHandle", "opening a CUDA IPC handle");
   if (result != kCudaInvalidHandle) return error;  // what the driver says of a handle whose process has ended
   return MakeError(Reason::kHandleStale,
                    absl::StrCat(error.message(), ": the process that exported it has ended; register the set again"),
                    GetErrorDetails(error).metadata);
+}
+
+absl::Status CudaIpcMapping::CheckSize(int64_t size_bytes) const {
+  CudaDriver& driver = context_.driver();
+  CudaDevicePtr base = 0;
+  size_t range_bytes = 0;
+  if (const CudaResult result = driver.MemGetAddressRange(address_, &base, &range_bytes); result != kCudaSuccess) {
+    return CudaError(driver, result, "cuMemGetAddressRange", "asking for the size of an opened slab");
+  }
+  const auto found_bytes = static_cast<int64_t>(range_bytes - (address_ - base));
+  if (size_bytes >= 0 && size_bytes <= found_bytes) return absl::OkStatus();
+  return MakeError(Reason::kProtocolError,
+                   absl::StrCat("a slab of kind CUDA_IPC is said to have ", size_bytes, " bytes and has ", found_bytes,
+                                "; service and client library may be of different versions"),
+                   {{"said_bytes", absl::StrCat(size_bytes)}, {"found_bytes", absl::StrCat(found_bytes)}});
 }
 
 CudaIpcMapping& CudaIpcMapping::operator=(CudaIpcMapping&& other) noexcept {

@@ -2,21 +2,25 @@
 // tensors: see plan/manifest.h.
 //
 // CUDA_VMM_FD: physical memory with a descriptor. Whoever holds the descriptor keeps the memory, with or without CUDA.
-//   auto memory = CudaVmmMemory::Create(context, bytes);                        // MEMORY_EXHAUSTED: need, have,
-//   holders if (!memory.ok()) return memory.status(); ASSIGN_OR_RETURN(CudaReservation range,
-//   CudaReservation::Reserve(context, memory->size_bytes())); RETURN_IF_ERROR(range.Map(0, *memory,
-//   CudaAccess::kReadWrite));
+//
+//   auto memory = CudaVmmMemory::Create(context, bytes);
+//   if (!memory.ok()) return memory.status();                    // MEMORY_EXHAUSTED: need and have
+//   ASSIGN_OR_RETURN(auto range, CudaReservation::Reserve(context, memory->size_bytes()));
+//   RETURN_IF_ERROR(range.Map(0, *memory, CudaAccess::kReadWrite));
 //   ... fill range.address() ...
 //   ASSIGN_OR_RETURN(UniqueFd fd, memory->Export());
+//
 // and elsewhere, with what Export of the service says of the slab:
+//
 //   ASSIGN_OR_RETURN(auto memory, CudaVmmMemory::Import(context, fd, slab.size_bytes()));   // DEVICE_MISMATCH
 //   RETURN_IF_ERROR(range.Map(offset, memory, CudaAccess::kRead));
 //
 // CUDA_IPC: cudaMalloc's memory, with a handle of 64 bytes. It goes when its maker's process does, but for those who
 // have mapped it by then.
+//
 //   ASSIGN_OR_RETURN(auto memory, CudaIpcMemory::Allocate(context, bytes));
 //   ASSIGN_OR_RETURN(const CudaIpcHandle handle, memory.Export());
-//   ASSIGN_OR_RETURN(auto mapping, CudaIpcMapping::Open(context, handle));      // HANDLE_STALE: its maker has gone
+//   ASSIGN_OR_RETURN(auto mapping, CudaIpcMapping::Open(context, handle, bytes));   // HANDLE_STALE: its maker has gone
 //
 // All are move-only, hold the context, and leave the calling thread's current one as it was. Not thread-safe, but
 // different objects may be used by different threads.
@@ -142,8 +146,12 @@ class CudaIpcMemory {
 // Another process's CudaIpcMemory, mapped writable: CUDA IPC knows no other way.
 class CudaIpcMapping {
  public:
-  // HANDLE_STALE if the process that exported it has ended; CUDA_ERROR otherwise, also for a handle of this process.
-  static absl::StatusOr<CudaIpcMapping> Open(const CudaContext& context, const CudaIpcHandle& handle);
+  // Of memory that has `size_bytes`, by what whoever gave the handle says. PROTOCOL_ERROR if by what the driver says it
+  // has fewer; HANDLE_STALE if the process that exported it has ended; CUDA_ERROR otherwise, also for a handle of this
+  // process. On which GPU the memory lies the driver does not say: opened in the context of another one it passes for
+  // that one's.
+  static absl::StatusOr<CudaIpcMapping> Open(const CudaContext& context, const CudaIpcHandle& handle,
+                                             int64_t size_bytes);
 
   CudaIpcMapping(CudaIpcMapping&& other) noexcept { *this = std::move(other); }
   CudaIpcMapping& operator=(CudaIpcMapping&& other) noexcept;
@@ -153,6 +161,7 @@ class CudaIpcMapping {
 
  private:
   CudaIpcMapping(CudaContext context, CudaDevicePtr address) : context_(std::move(context)), address_(address) {}
+  absl::Status CheckSize(int64_t size_bytes) const;
   void Release();
 
   CudaContext context_;  // none once moved from

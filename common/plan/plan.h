@@ -100,8 +100,9 @@ inline constexpr char kDropMtpLayers[] = "drop";
 // and mtp_layers; LAYOUT_UNSUPPORTED. Does not look at the model path.
 absl::StatusOr<v1::WeightSpec> CompleteSpec(const v1::WeightSpec& spec);
 
-// Checks a completed spec against the checkpoint: QUANTIZATION_CONTRADICTED and DTYPE_MISMATCH name both values. The
-// checkpoint's dtype is the floating-point type that most bytes of its unquantized weights have, FP8 scales left out.
+// Checks a completed spec against the checkpoint: QUANTIZATION_CONTRADICTED and DTYPE_MISMATCH name both values,
+// INVALID_ARGUMENT a module of unquantized_modules that the checkpoint has no tensor of. The checkpoint's dtype is the
+// floating-point type that most bytes of its unquantized weights have, FP8 scales left out.
 absl::Status CheckSpecAgainstCheckpoint(const v1::WeightSpec& spec, const Checkpoint& checkpoint,
                                         const std::string& quantization_method);
 

@@ -74,14 +74,13 @@ absl::Status Registry::CheckShards(const WeightSetEntry& set, const ShardList& s
   for (const auto& shard : shards) {
     // A slab is rounded up to its pages, whose size only its maker knows beforehand.
     const int64_t slack_bytes = static_cast<int64_t>(shard->slabs.size()) * kHugePageBytes;
-    left_bytes[shard->device] += slack_bytes - shard->size_bytes;
-  }
-  for (const auto& [device, bytes] : left_bytes) {
-    if (bytes >= 0) continue;
-    const auto granted = set.reserved_.find(device);
+    int64_t& left = left_bytes[shard->device];
+    left += slack_bytes - shard->size_bytes;
+    if (left >= 0) continue;  // looked at each time, so that no sum overflows
+    const auto granted = set.reserved_.find(shard->device);
     return MakeError(Reason::kProtocolError,
                      absl::StrCat("the loader was granted ", granted == set.reserved_.end() ? 0 : granted->second,
-                                  " bytes on ", device, " and handed over ", -bytes, " more than that"));
+                                  " bytes on ", shard->device, " and handed over ", -left, " more than that"));
   }
   return absl::OkStatus();
 }

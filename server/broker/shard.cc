@@ -128,6 +128,19 @@ absl::Status CheckSlabs(std::span<const v1::Slab> slabs, std::span<const UniqueF
   return absl::OkStatus();
 }
 
+// Memory of kind CUDA_IPC has no descriptor to ask, so any size may be said of it.
+absl::StatusOr<int64_t> SumOf(const std::vector<v1::Slab>& slabs) {
+  int64_t sum = 0;
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    if (!__builtin_add_overflow(sum, slabs[i].size_bytes(), &sum)) continue;
+    return MakeError(Reason::kProtocolError,
+                     absl::StrCat("slab ", i, " has ", slabs[i].size_bytes(),
+                                  " bytes, more than can be addressed together with the others"),
+                     {{"slab", absl::StrCat(i)}});
+  }
+  return sum;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Manifest>> Manifest::Read(ManifestFile file) {
@@ -169,9 +182,8 @@ size_t SlabFdCount(v1::HandleKind kind, size_t slab_count) { return kind == v1::
 
 absl::Status TakeSlabs(std::vector<v1::Slab> slabs, std::vector<UniqueFd>* fds, GpuFdCheck check_gpu_fd, Shard* shard) {
   RETURN_IF_ERROR(CheckSlabs(slabs, *fds, {shard->handle_kind, shard->device, check_gpu_fd, CheckSealedMemfd}));
-  shard->size_bytes = 0;
+  ASSIGN_OR_RETURN(shard->size_bytes, SumOf(slabs));
   for (v1::Slab& slab : slabs) {
-    shard->size_bytes += slab.size_bytes();
     if (!slab.cuda_ipc_handle().empty()) shard->ipc_handles.push_back(slab.cuda_ipc_handle());
     slab.clear_cuda_ipc_handle();
   }

@@ -1,8 +1,8 @@
 // A loader's side of the conversation with the broker, from the request to the sealed slabs: see
 // protos/weightbroker/internal/v1/loader.proto.
 //
-//   const absl::Status status = RunLoadSession(RealFileSystem(), request, control_fd);   // has told the broker either
-//   way
+//   const absl::Status status = RunLoadSession(RealFileSystem(), request, control_fd);
+//   if (!status.ok()) return status;                             // the broker has been told
 //
 // It blocks until the load has ended, with no thread left. It does not watch for the broker's end while it works:
 // whoever runs it in a process of its own does, and ends the process (see main.cc).

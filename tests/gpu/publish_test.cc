@@ -22,27 +22,18 @@
 #include "tests/integration/survival/survival.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/tensors_of_every_kind.h"
 
 namespace weightbroker::testing {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Pair;
 using ::testing::SizeIs;
 using ::testing::Values;
 
 constexpr int kRacers = 16;
 constexpr int kKills = 50;
 constexpr int64_t kColumns = 1024;
-
-TensorToPublish Described(const std::string& name, DataType dtype, std::vector<int64_t> shape) {
-  TensorToPublish tensor;
-  tensor.name = name;
-  tensor.dtype = dtype;
-  tensor.shape = std::move(shape);
-  return tensor;
-}
 
 // Memory of the first GPU, and what lies there.
 class Gpu {
@@ -213,38 +204,11 @@ TEST_P(GpuPublish, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
   REQUIRE_GPUS(1);
   const auto service = StartWithModel();
   const Gpu gpu;
-  const std::string matrix = TensorBytes("matrix", 6 * 4 * 2);
-  const std::string fp8 = TensorBytes("fp8", 32);
-  const std::string flags("\x01\x00\x01\x01", 4);
-  const float scalar = 2.5F;
+  const TensorsOfEveryKind tensors;
   const std::string large = TensorBytes("large", 5'000'001);
   const CudaIpcMemory on_gpu = gpu.Holding(large);
   const auto put_all = [&](Publisher& publisher) -> Status {
-    TensorToPublish tensor = Described("matrix", DataType::kBF16, {6, 4});
-    tensor.metadata = {{"note", "a matrix"}, {"unknown.to.everybody", std::string("\x01 \xc3\xa9", 4)}, {"empty", ""}};
-    Status status = publisher.Add(tensor, matrix.data());
-    TensorToPublish transposed = Described("transposed", DataType::kBF16, {4, 6});  // the same memory, seen sideways
-    transposed.strides = {1, 4};
-    transposed.alias_of = "matrix";
-    if (status.ok()) status = publisher.AddAlias(transposed);
-    TensorToPublish rows = Described("rows_2_to_3", DataType::kBF16, {2, 4});
-    rows.alias_of = "matrix";
-    if (status.ok()) status = publisher.AddAlias(rows, 2 * 4 * 2);
-    TensorToPublish odd = Described("from_the_fourth_on", DataType::kBF16, {3});
-    odd.alias_of = "matrix";  // starts where the GPU's digests cannot
-    if (status.ok()) status = publisher.AddAlias(odd, 6);
-    TensorToPublish columns = Described("every_other_column", DataType::kBF16, {6, 2});  // with what lies between
-    columns.strides = {4, 2};
-    if (status.ok()) status = publisher.Add(columns, matrix.data());
-    TensorToPublish buffer = Described("fp8", DataType::kF8E4M3, {2, 16});
-    buffer.kind = TensorKind::kBuffer;
-    if (status.ok()) status = publisher.Add(buffer, fp8.data());
-    TensorToPublish mask = Described("mask", DataType::kBool, {4});
-    mask.kind = TensorKind::kNonPersistentBuffer;
-    if (status.ok()) status = publisher.Add(mask, flags.data());
-    if (status.ok()) status = publisher.Add(Described("scalar", DataType::kF32, {}), &scalar);
-    if (status.ok()) status = publisher.Add(Described("nothing", DataType::kF32, {3, 0, 2}), nullptr);
-    if (!status.ok()) return status;
+    if (const Status status = tensors.Put(publisher); !status.ok()) return status;
     return publisher.Add(Described("large", DataType::kU8, {5'000'001}),
                          reinterpret_cast<const void*>(on_gpu.address()));
   };
@@ -256,32 +220,50 @@ TEST_P(GpuPublish, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
   const auto weights = MakeClient(*service).Attach(EngineSpec(), attach);
   ASSERT_TRUE(weights.ok()) << weights.status().ToString();
   EXPECT_TRUE(weights->Verify().ok());
-  ASSERT_EQ(weights->tensors().size(), 10U);
-  const Tensor& whole = *weights->Find("matrix");
-  EXPECT_EQ(gpu.Read(whole), matrix);
-  EXPECT_EQ(whole.kind, TensorKind::kParameter);
-  EXPECT_THAT(whole.metadata, ElementsAre(Pair("empty", ""), Pair("note", "a matrix"),
-                                          Pair("unknown.to.everybody", std::string_view("\x01 \xc3\xa9", 4))));
-  const Tensor& transposed = *weights->Find("transposed");
-  EXPECT_EQ(transposed.data, whole.data);
-  EXPECT_THAT(transposed.Strides(), ElementsAre(1, 4));
-  EXPECT_EQ(transposed.alias_of, "matrix");
-  EXPECT_EQ(gpu.Read(*weights->Find("rows_2_to_3")), matrix.substr(16, 16));
-  EXPECT_EQ(gpu.Read(*weights->Find("from_the_fourth_on")), matrix.substr(6, 6));
-  const Tensor& columns = *weights->Find("every_other_column");
-  EXPECT_THAT(columns.Strides(), ElementsAre(4, 2));
-  EXPECT_EQ(gpu.Read(columns), matrix.substr(0, (5 * 4 + 2 + 1) * 2));
-  const Tensor& buffer = *weights->Find("fp8");
-  EXPECT_EQ(buffer.dtype, DataType::kF8E4M3);
-  EXPECT_EQ(buffer.kind, TensorKind::kBuffer);
-  EXPECT_EQ(gpu.Read(buffer), fp8);
-  const Tensor& mask = *weights->Find("mask");
-  EXPECT_EQ(mask.kind, TensorKind::kNonPersistentBuffer);
-  EXPECT_EQ(gpu.Read(mask), flags);
-  const std::string scalar_bytes = gpu.Read(*weights->Find("scalar"));
-  EXPECT_EQ(memcmp(scalar_bytes.data(), &scalar, sizeof(scalar)), 0);
-  EXPECT_EQ(weights->Find("nothing")->size_bytes, 0);
+  EXPECT_EQ(weights->tensors().size(), TensorsOfEveryKind::kCount + 1);
+  tensors.ExpectAll([&](const std::string& name) { return weights->Find(name); },
+                    [&](const Tensor& tensor) { return gpu.Read(tensor); });
   EXPECT_EQ(gpu.Read(*weights->Find("large")), large);
+}
+
+// What the other GPU has been asked for takes a good part of a second, in a stream that waits for none and that nobody
+// names.
+TEST_P(GpuPublish, WhatIsCopiedFromAnotherGpuIsWhatThatGpuHadBeenAskedForBefore) {
+  REQUIRE_GPUS(2);
+  constexpr int64_t kSourceBytes = 64 * kMiB;
+  constexpr int64_t kBusyBytes = 4096 * kMiB;
+  constexpr int kBusyRounds = 300;
+  const auto service = StartWithModel();
+  const Gpu gpu;
+  CudaDriver& cuda = **LoadCudaDriver();
+  const CudaContext other = *CudaContext::Retain(cuda, 1);
+  const CudaIpcMemory source = *CudaIpcMemory::Allocate(other, kSourceBytes);
+  const CudaIpcMemory busy = *CudaIpcMemory::Allocate(other, kBusyBytes);
+  CudaStream stream = nullptr;
+  {
+    const CudaScope current(other);
+    ASSERT_EQ(cuda.StreamCreate(kCudaStreamNonBlocking, &stream), kCudaSuccess);
+    ASSERT_EQ(cuda.MemsetD8Async(source.address(), 1, kSourceBytes, stream), kCudaSuccess);
+    ASSERT_EQ(cuda.CtxSynchronize(), kCudaSuccess);
+  }
+
+  const auto weights = MakeClient(*service).AttachOrPublish(
+      EngineSpec(),
+      [&](Publisher& publisher) {
+        {
+          const CudaScope current(other);
+          for (int i = 0; i < kBusyRounds; ++i) cuda.MemsetD8Async(busy.address(), 0, kBusyBytes, stream);
+          EXPECT_EQ(cuda.MemsetD8Async(source.address(), 7, kSourceBytes, stream), kCudaSuccess);
+        }
+        return publisher.Add(Described("w", DataType::kU8, {kSourceBytes}),
+                             reinterpret_cast<const void*>(source.address()));
+      },
+      Options());
+
+  ASSERT_TRUE(weights.ok()) << weights.status().ToString();
+  EXPECT_TRUE(gpu.Read(*weights->Find("w")) == std::string(kSourceBytes, '\7')) << "it was copied too early";
+  const CudaScope current(other);
+  cuda.StreamDestroy(stream);
 }
 
 TEST_P(GpuPublish, MemoryThatIsAllocatedIsWrittenToWithoutACopy) {

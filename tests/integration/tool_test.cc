@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
@@ -122,6 +125,47 @@ TEST_F(ToolTest, ExitsWithTwoForWrongUsage) {
   EXPECT_EQ(RunProgram("weightbroker", {"--help"}).exit.code, 0);
 }
 
+TEST_F(ToolTest, ListsTheCommandsToWhoeverNamesNoneOfThem) {
+  const Finished tool = RunProgram("weightbroker", {"regster", "models:small"});
+
+  EXPECT_EQ(tool.exit.code, 2);
+  EXPECT_THAT(tool.errors, HasSubstr("there is no command \"regster\"; these are: inspect, plan, register"));
+}
+
+TEST_F(ToolTest, SaysWhatANumberMustBe) {
+  for (const char* number : {"0", "-1", "1.5", "two"}) {
+    const Finished tool = Tool("register", {"models:small", "--torch_version", "any", "--tp", number});
+    EXPECT_EQ(tool.exit.code, 2) << number;
+    EXPECT_THAT(tool.errors, HasSubstr("\"" + std::string(number) + "\" is not a whole number of at least 1"));
+  }
+}
+
+TEST_F(ToolTest, TakesNoNameThatARequestCannotHold) {
+  const Finished tool = Tool("register", {"models:\xff", "--torch_version", "any"});
+
+  EXPECT_EQ(tool.exit.code, 2);
+  EXPECT_THAT(tool.errors, HasSubstr("\"models:\\xff\" is not UTF-8"));
+}
+
+TEST_F(ToolTest, SaysWhatIsNeitherAFingerprintNorAModel) {
+  for (const char* weights : {"0123456", "0123456789ABCDEF", "small"}) {
+    const Finished tool = Tool("export", {weights});
+    EXPECT_EQ(tool.exit.code, 2) << weights;
+    EXPECT_THAT(tool.errors, HasSubstr("8 to 64 lower-case hexadecimal digits")) << weights;
+  }
+}
+
+TEST_F(ToolTest, SaysHowFarALoadWasThatTookTooLong) {
+  WriteSparseModel(service_.NewModel("large"));
+
+  const Finished tool =
+      Tool("register", {"models:large", "--torch_version", "any", "--load_timeout", "0.05", "--json"});
+
+  EXPECT_EQ(tool.exit.code, 4) << tool.output;
+  EXPECT_EQ(tool.json["reason"], "DEADLINE_EXCEEDED");
+  EXPECT_THAT(tool.errors, HasSubstr("models:large was not resident after 0.05 s (--load_timeout)"));
+}
+
 TEST_F(ToolTest, SaysThatFlagsStandBehindTheCommand) {
   const Finished list = RunProgram("weightbroker", {"--socket", service_.socket(), "list"});
 
@@ -151,6 +195,47 @@ TEST_F(ToolTest, InspectsOffline) {
   EXPECT_EQ(nlohmann::json::parse(folder.output)["ok"], true);
   EXPECT_EQ(file.exit.code, 3);
   EXPECT_EQ(nlohmann::json::parse(file.output)["ok"], false);
+}
+
+TEST_F(ToolTest, ShowsWhatAFileSaysWithoutTheControlCharactersInIt) {
+  const std::string folder = service_.NewModel("clear\x1b[2J");
+  CheckpointBuilder().Tensor("\x1b]0;title", "BF16", {2, 2}).Write(folder);
+
+  const Finished inspected = RunProgram("weightbroker", {"inspect", folder});
+  const Finished planned = RunProgram("weightbroker", {"plan", folder});
+
+  EXPECT_THAT(inspected.output, HasSubstr("clear\\x1b[2J"));
+  EXPECT_THAT(inspected.output, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(planned.output, HasSubstr("\\x1b]0;title")) << planned.errors;
+  EXPECT_THAT(planned.output, Not(HasSubstr("\x1b")));
+}
+
+TEST(Tool, WritesAWholeCheckpointThoughNobodyReadsItsProgress) {
+  const TemporaryFolder folder;
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  const std::string command = std::string("'") + WEIGHTBROKER_BIN_DIR "/weightbroker' mkcheckpoint '" + (folder / "m") +
+                              "' --model llama --shards 4 >/dev/null 2>&" + std::to_string(ends[1]);
+
+  const int status = std::system(command.c_str());
+
+  close(ends[1]);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(RunProgram("weightbroker", {"inspect", folder / "m"}).exit.code, 0);
+}
+
+TEST(Tool, SaysAtOnceThatItsSocketIsNone) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "file", "");
+  for (const auto& [path, what] : std::vector<std::pair<std::string, std::string>>{
+           {folder.path(), "it is a folder"}, {folder / "file", "it is no socket"}}) {
+    // Fails by the test's own limit if it is waited for.
+    const Finished list = RunProgram("weightbroker", {"list", "--socket", path, "--timeout", "1000000"});
+    EXPECT_EQ(list.exit.code, 4) << path;
+    EXPECT_THAT(list.errors, HasSubstr(what)) << path;
+  }
 }
 
 TEST(Tool, ExitsWithFourWhereNoServiceAnswers) {

@@ -97,6 +97,67 @@ TEST_F(ToolWeightsTest, ShowsEveryFieldInWhichWhatIsResidentDiffersWithBothValue
   EXPECT_EQ(json.json["differences"][0]["resident"], "any");
 }
 
+TEST_F(ToolWeightsTest, RefusesFlagsThatAreNotSoOfTheSetThatAFingerprintNames) {
+  MakeLlama();
+  const std::string fingerprint = Register("llama", {"--tp", "2"});
+  const auto exports = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {fingerprint, "--json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return Tool("export", flags);
+  };
+
+  EXPECT_EQ(exports({"--tp", "2", "--torch_version", "any", "--layout", "hf"}).exit.code, 0);
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--tp", "1"}, {"--torch_version", "2.11.0"}, {"--layout", "fused"}, {"--pp", "2"}, {"--dtype", "F32"}};
+  for (const std::vector<std::string>& flags : wrong) {
+    const Finished refused = exports(flags);
+    EXPECT_EQ(refused.exit.code, 3) << flags[0];
+    EXPECT_EQ(refused.json["reason"], "INVALID_ARGUMENT") << flags[0];
+    EXPECT_EQ(refused.json["metadata"]["requested"], flags[1]);
+  }
+}
+
+class ToolGoneFilesTest : public ToolWeightsTest {
+ protected:
+  // The fingerprint of weights whose files are gone.
+  static std::string RegisterAndRemove(const Service& service) {
+    CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("gone"));
+    const auto set = service.Register("gone");
+    EXPECT_THAT(set, IsOk());
+    std::filesystem::remove_all(service.ModelFolder("gone"));
+    return set->fingerprint();
+  }
+
+  static Finished Named(const Service& service, const std::string& command, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> flags = {"models:gone", "--torch_version", "any", "--json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return RunProgram("weightbroker", service.ToolFlags(command, flags));
+  }
+};
+
+TEST_F(ToolGoneFilesTest, AreToldApartFromThoseThatWereNeverThere) {
+  const std::string fingerprint = RegisterAndRemove(service_);
+
+  const Finished exported = Named(service_, "export");
+
+  EXPECT_EQ(exported.exit.code, 3);
+  EXPECT_EQ(exported.json["reason"], "MODEL_NOT_FOUND");
+  EXPECT_EQ(exported.json["metadata"]["fingerprint"], fingerprint);
+  EXPECT_THAT(exported.errors, HasSubstr("--unverified_exports=allow"));
+}
+
+TEST_F(ToolGoneFilesTest, AreExportedAndVerifiedByTheirModelWhereTheServiceAllowsIt) {
+  const Service service({"--unverified_exports=allow"});
+  const std::string fingerprint = RegisterAndRemove(service);
+
+  const Finished exported = Named(service, "export");
+  const Finished verified = Named(service, "verify", {"--digests"});
+
+  EXPECT_EQ(exported.exit.code, 0) << exported.errors;
+  EXPECT_EQ(exported.json["fingerprint"], fingerprint);
+  EXPECT_EQ(verified.exit.code, 0) << verified.errors;
+}
+
 TEST_F(ToolWeightsTest, ListsTheTensorsWithoutTakingALease) {
   WriteTied();
   const std::string fingerprint = Register("tied");

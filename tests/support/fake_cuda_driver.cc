@@ -86,7 +86,7 @@ FakeCudaDriver::FakeCudaDriver(std::vector<FakeGpu> gpus) : gpus_(std::move(gpus
 
 FakeCudaDriver::~FakeCudaDriver() {
   for (void* const pinned : pinned_) std::free(pinned);
-  for (const auto& [address, size] : allocations_) munmap(Pointer(address), size);
+  for (const auto& [address, range] : allocations_) munmap(Pointer(address), range.size_bytes);
   for (const auto& [address, size] : reservations_) munmap(Pointer(address), size);
 }
 
@@ -149,6 +149,23 @@ CudaResult FakeCudaDriver::EnterWithContext(const char* call) {
 
 const FakeGpu* FakeCudaDriver::Find(CudaDevice device) const {
   return device >= 0 && static_cast<size_t>(device) < visible_.size() ? visible_[static_cast<size_t>(device)] : nullptr;
+}
+
+CudaDevice FakeCudaDriver::DeviceWithUuid(const std::string& uuid) const {
+  for (size_t ordinal = 0; ordinal < visible_.size(); ++ordinal) {
+    if (visible_[ordinal]->uuid == uuid) return static_cast<CudaDevice>(ordinal);
+  }
+  return -2;
+}
+
+const FakeCudaDriver::Ranges::value_type* FakeCudaDriver::FindRange(CudaDevicePtr address) const {
+  for (const Ranges* ranges : {&mappings_, &allocations_}) {
+    const auto next = ranges->upper_bound(address);
+    if (next == ranges->begin()) continue;
+    const auto& range = *std::prev(next);
+    if (address < range.first + range.second.size_bytes) return &range;
+  }
+  return nullptr;
 }
 
 void* FakeCudaDriver::NewObject() { return reinterpret_cast<void*>(++last_object_); }
@@ -265,7 +282,10 @@ CudaResult FakeCudaDriver::CtxGetDevice(CudaDevice* device) {
 
 CudaResult FakeCudaDriver::CtxSynchronize() {
   MutexLock lock(mutex_);
-  for (auto& [handle, stream] : streams_) RunUntil(stream, stream.done + static_cast<int64_t>(stream.work.size()));
+  for (auto& [handle, stream] : streams_) {
+    const bool is_current = !current_contexts.empty() && stream.device == DeviceOf(current_contexts.back());
+    if (is_current) RunUntil(stream, stream.done + static_cast<int64_t>(stream.work.size()));
+  }
   return EnterWithContext("cuCtxSynchronize");
 }
 
@@ -334,10 +354,7 @@ CudaResult FakeCudaDriver::MemGetAllocationPropertiesFromHandle(CudaMemHandle ha
   if (found == physical_.end()) return kCudaInvalidValue;
   const std::string uuid = UuidOfFd(found->second.fd.get());
   *prop = {};
-  prop->location.id = -2;
-  for (size_t ordinal = 0; ordinal < visible_.size(); ++ordinal) {
-    if (visible_[ordinal]->uuid == uuid) prop->location.id = static_cast<int>(ordinal);
-  }
+  prop->location.id = DeviceWithUuid(uuid);
   return kCudaSuccess;
 }
 
@@ -369,14 +386,14 @@ CudaResult FakeCudaDriver::MemMap(CudaDevicePtr address, size_t size_bytes, Cuda
   if (mmap(Pointer(address), size_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second.fd.get(), 0) == MAP_FAILED) {
     return kCudaMapFailed;
   }
-  mappings_[address] = size_bytes;
+  mappings_[address] = {size_bytes, DeviceWithUuid(UuidOfFd(found->second.fd.get()))};
   return kCudaSuccess;
 }
 
 CudaResult FakeCudaDriver::MemUnmap(CudaDevicePtr address, size_t size_bytes) {
   MutexLock lock(mutex_);
   const auto found = mappings_.find(address);
-  if (found == mappings_.end() || found->second != size_bytes) return kCudaInvalidValue;
+  if (found == mappings_.end() || found->second.size_bytes != size_bytes) return kCudaInvalidValue;
   mmap(Pointer(address), size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   mappings_.erase(found);
   return kCudaSuccess;
@@ -399,7 +416,7 @@ CudaResult FakeCudaDriver::MemAlloc(size_t size_bytes, CudaDevicePtr* address) {
   void* const data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return kCudaOutOfMemory;
   *address = Address(data);
-  allocations_[*address] = size_bytes;
+  allocations_[*address] = {size_bytes, DeviceOf(current_contexts.back())};
   used_bytes_ += static_cast<int64_t>(size_bytes);
   return kCudaSuccess;
 }
@@ -408,8 +425,8 @@ CudaResult FakeCudaDriver::MemFree(CudaDevicePtr address) {
   MutexLock lock(mutex_);
   const auto found = allocations_.find(address);
   if (found == allocations_.end()) return kCudaInvalidValue;
-  used_bytes_ -= static_cast<int64_t>(found->second);
-  munmap(Pointer(address), found->second);
+  used_bytes_ -= static_cast<int64_t>(found->second.size_bytes);
+  munmap(Pointer(address), found->second.size_bytes);
   allocations_.erase(found);
   return kCudaSuccess;
 }
@@ -446,14 +463,29 @@ CudaResult FakeCudaDriver::IpcCloseMemHandle(CudaDevicePtr address) {
 CudaResult FakeCudaDriver::PointerGetMemoryType(CudaDevicePtr address, int* type) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuPointerGetAttribute"); result != kCudaSuccess) return result;
-  const auto is_inside = [address](const std::map<CudaDevicePtr, size_t>& ranges) {
-    const auto next = ranges.upper_bound(address);
-    return next != ranges.begin() && address < std::prev(next)->first + std::prev(next)->second;
-  };
   *type = kCudaMemoryDevice;
-  if (is_inside(mappings_) || is_inside(allocations_)) return kCudaSuccess;
+  if (FindRange(address) != nullptr) return kCudaSuccess;
   *type = kCudaMemoryHost;
   return is_inside(registered_) || pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+}
+
+CudaResult FakeCudaDriver::PointerGetDevice(CudaDevicePtr address, CudaDevice* device) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuPointerGetAttribute"); result != kCudaSuccess) return result;
+  const auto* const range = FindRange(address);
+  if (range == nullptr) return kCudaInvalidValue;
+  *device = range->second.device;
+  return kCudaSuccess;
+}
+
+CudaResult FakeCudaDriver::MemGetAddressRange(CudaDevicePtr address, CudaDevicePtr* base, size_t* size_bytes) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuMemGetAddressRange"); result != kCudaSuccess) return result;
+  const auto* const range = FindRange(address);
+  if (range == nullptr) return kCudaNotFound;
+  *base = range->first;
+  *size_bytes = range->second.size_bytes;
+  return kCudaSuccess;
 }
 
 CudaResult FakeCudaDriver::MemHostAlloc(size_t size_bytes, unsigned, void** data) {
@@ -488,7 +520,7 @@ CudaResult FakeCudaDriver::StreamCreate(unsigned, CudaStream* stream) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuStreamCreate"); result != kCudaSuccess) return result;
   *stream = NewObject();
-  streams_[*stream] = {};
+  streams_[*stream].device = DeviceOf(current_contexts.back());
   return kCudaSuccess;
 }
 

@@ -91,6 +91,8 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult IpcOpenMemHandle(const CudaIpcHandle& handle, unsigned flags, CudaDevicePtr* address) override;
   CudaResult IpcCloseMemHandle(CudaDevicePtr address) override;
   CudaResult PointerGetMemoryType(CudaDevicePtr address, int* type) override;
+  CudaResult PointerGetDevice(CudaDevicePtr address, CudaDevice* device) override;
+  CudaResult MemGetAddressRange(CudaDevicePtr address, CudaDevicePtr* base, size_t* size_bytes) override;
   CudaResult MemHostAlloc(size_t size_bytes, unsigned flags, void** data) override;
   CudaResult MemFreeHost(void* data) override;
   CudaResult MemHostRegister(void* data, size_t size_bytes, unsigned flags) override;
@@ -125,7 +127,13 @@ class FakeCudaDriver : public CudaDriver {
     size_t size_bytes = 0;
     bool made_here = false;  // counts in used_bytes_
   };
+  struct Range {
+    size_t size_bytes = 0;
+    CudaDevice device = 0;
+  };
+  using Ranges = std::map<CudaDevicePtr, Range>;
   struct Stream {
+    CudaDevice device = 0;
     std::deque<std::function<void()>> work;
     int64_t done = 0;  // of the work that was ever queued
   };
@@ -138,6 +146,9 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult Enter(const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CudaResult EnterWithContext(const char* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const FakeGpu* Find(CudaDevice device) const;
+  CudaDevice DeviceWithUuid(const std::string& uuid) const;  // -2 if it is not visible
+  // The mapping or allocation that an address lies in; null if there is none.
+  const Ranges::value_type* FindRange(CudaDevicePtr address) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CudaResult Enqueue(CudaStream stream, std::function<void()> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunUntil(Stream& stream, int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void* NewObject() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -153,8 +164,8 @@ class FakeCudaDriver : public CudaDriver {
   std::map<CudaDevice, int> contexts_ ABSL_GUARDED_BY(mutex_);  // how often each is retained
   std::map<CudaMemHandle, Physical> physical_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaDevicePtr, size_t> reservations_ ABSL_GUARDED_BY(mutex_);
-  std::map<CudaDevicePtr, size_t> mappings_ ABSL_GUARDED_BY(mutex_);
-  std::map<CudaDevicePtr, size_t> allocations_ ABSL_GUARDED_BY(mutex_);
+  Ranges mappings_ ABSL_GUARDED_BY(mutex_);
+  Ranges allocations_ ABSL_GUARDED_BY(mutex_);
   std::multiset<CudaDevicePtr> opened_ ABSL_GUARDED_BY(mutex_);  // by IPC handle
   std::set<void*> pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaDevicePtr, size_t> registered_ ABSL_GUARDED_BY(mutex_);  // host memory that its owner has pinned

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "client/examples/model_roots.h"
 #include "client/examples/torch_engine/bert_model.h"
 #include "client/examples/torch_engine/sentences.h"
 #include "weightbroker/client.h"
@@ -162,7 +163,6 @@ int main(int argc, char** argv) {
   using weightbroker::Fallback;
   using weightbroker::Mode;
   example::Flags flags;
-  std::vector<std::string> roots;
   CLI::App app("An example engine on libtorch: embeds sentences with all-MiniLM-L6-v2 on mapped weights.");
   app.add_option("--socket", flags.socket, "The service's socket")->envname("WEIGHTBROKER_SOCKET");
   app.add_option("--model", flags.model, "The model: an absolute folder, or name:relative/path")->required();
@@ -172,7 +172,8 @@ int main(int argc, char** argv) {
   app.add_option("--fallback", flags.fallback, "What to do where the service cannot give the weights: disk or fail")
       ->transform(
           CLI::Transformer(std::map<std::string, Fallback>{{"disk", Fallback::kDisk}, {"fail", Fallback::kFail}}));
-  app.add_option("--model_root", roots, "name=/folder, for models name:relative/path that are loaded from disk");
+  example::AddModelRootFlag(app, "name=/folder, for models name:relative/path that are loaded from disk",
+                            &flags.model_roots);
   app.add_option("--device", flags.device, "Where to compute: cpu, cuda or cuda:N");
   app.add_option("--handle_kind", flags.handle_kind, "The only kind of GPU memory to accept")
       ->check(CLI::IsMember({"CUDA_VMM_FD", "CUDA_IPC"}));
@@ -184,11 +185,6 @@ int main(int argc, char** argv) {
   app.add_option("--least_cosine", flags.least_cosine, "With the embeddings of the inputs' file");
   try {
     app.parse(argc, argv);
-    for (const std::string& root : roots) {
-      const size_t equals = root.find('=');
-      if (equals == std::string::npos) throw CLI::ValidationError("--model_root", "needs name=/folder");
-      flags.model_roots[root.substr(0, equals)] = root.substr(equals + 1);
-    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

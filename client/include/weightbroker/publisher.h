@@ -59,7 +59,8 @@ class WEIGHTBROKER_EXPORT Publisher {
   Result<std::byte*> Allocate(const TensorToPublish& tensor);
 
   // The same, and copies what is there: from the first element to the last. Host memory has been read when it returns.
-  // The copy of GPU memory is only queued: see UseStream and Synchronize.
+  // The copy of GPU memory is only queued: see UseStream and Synchronize. Memory of another GPU than this publisher's
+  // is copied once that GPU has done all that this process has asked of it, which Add waits for.
   Status Add(const TensorToPublish& tensor, const void* data);
 
   // On a GPU: has Add queue its copies in `stream` (a CUstream or cudaStream_t of that GPU, null for the default

@@ -239,7 +239,7 @@ TEST_F(GpuMemoryTest, WhatIsNoHandleIsRefusedByTheDriver) {
   const UniqueFd file(open("/dev/null", O_RDONLY | O_CLOEXEC));
   EXPECT_THAT(CudaVmmMemory::Import(context, file.get(), 2 * kMiB),
               StatusIs(Reason::kCudaError, HasSubstr("cuMemImportFromShareableHandle")));
-  EXPECT_THAT(CudaIpcMapping::Open(context, CudaIpcHandle{}),
+  EXPECT_THAT(CudaIpcMapping::Open(context, CudaIpcHandle{}, kMiB),
               AnyOf(StatusIs(Reason::kCudaError), StatusIs(Reason::kHandleStale)));
 }
 

@@ -21,15 +21,14 @@
 #include "tests/integration/survival/survival.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/tensors_of_every_kind.h"
 
 namespace weightbroker::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 using ::testing::SizeIs;
 
 constexpr int kRacers = 16;
@@ -68,18 +67,6 @@ Client MakeClient(const Service& service) {
   return *Client::Create(options);
 }
 
-TensorToPublish Described(const std::string& name, DataType dtype, std::vector<int64_t> shape) {
-  TensorToPublish tensor;
-  tensor.name = name;
-  tensor.dtype = dtype;
-  tensor.shape = std::move(shape);
-  return tensor;
-}
-
-std::string BytesOf(const Tensor& tensor) {
-  return std::string(reinterpret_cast<const char*>(tensor.data), static_cast<size_t>(tensor.size_bytes));
-}
-
 class PublishTest : public ::testing::Test {
  protected:
   PublishTest() { WriteModel(service_); }
@@ -102,36 +89,11 @@ TEST_F(PublishTest, TheFirstStartPublishesAndTheSecondMapsTheSame) {
 }
 
 TEST_F(PublishTest, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
-  const std::string matrix = TensorBytes("matrix", 6 * 4 * 2);
-  const std::string fp8 = TensorBytes("fp8", 32);
-  const std::string flags = std::string("\x01\x00\x01\x01", 4);
-  const float scalar = 2.5f;
+  const TensorsOfEveryKind tensors;
   const auto put_all = [&](Publisher& publisher) -> Status {
-    TensorToPublish tensor = Described("matrix", DataType::kBF16, {6, 4});
-    tensor.metadata = {{"note", "a matrix"}, {"unknown.to.everybody", std::string("\x01 \xc3\xa9", 4)}, {"empty", ""}};
-    Status status = publisher.Add(tensor, matrix.data());
-
-    TensorToPublish transposed = Described("transposed", DataType::kBF16, {4, 6});  // the same memory, seen sideways
-    transposed.strides = {1, 4};
-    transposed.alias_of = "matrix";
-    if (status.ok()) status = publisher.AddAlias(transposed);
-    TensorToPublish rows = Described("rows_2_to_3", DataType::kBF16, {2, 4});
-    rows.alias_of = "matrix";
-    if (status.ok()) status = publisher.AddAlias(rows, 2 * 4 * 2);
-
-    TensorToPublish columns = Described("every_other_column", DataType::kBF16, {6, 2});  // with what lies between
-    columns.strides = {4, 2};
-    if (status.ok()) status = publisher.Add(columns, matrix.data());
-
-    TensorToPublish buffer = Described("fp8", DataType::kF8E4M3, {2, 16});
-    buffer.kind = TensorKind::kBuffer;
-    if (status.ok()) status = publisher.Add(buffer, fp8.data());
-    TensorToPublish mask = Described("mask", DataType::kBool, {4});
-    mask.kind = TensorKind::kNonPersistentBuffer;
-    if (status.ok()) status = publisher.Add(mask, flags.data());
-    if (status.ok()) status = publisher.Add(Described("scalar", DataType::kF32, {}), &scalar);
-    if (status.ok()) status = publisher.Add(Described("nothing", DataType::kF32, {3, 0, 2}), nullptr);
-    EXPECT_EQ(publisher.Add(Described("scalar", DataType::kF32, {}), &scalar).reason(), "MANIFEST_INVALID");
+    Status status = tensors.Put(publisher);
+    const float again = 1;
+    EXPECT_EQ(publisher.Add(Described("scalar", DataType::kF32, {}), &again).reason(), "MANIFEST_INVALID");
     return status;
   };
   const Client client = MakeClient(service_);
@@ -146,35 +108,8 @@ TEST_F(PublishTest, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
   }());
   ASSERT_TRUE(weights.ok()) << weights.status().ToString();
   EXPECT_TRUE(weights->Verify().ok());
-  ASSERT_EQ(weights->tensors().size(), 8u);
-  const Tensor& whole = *weights->Find("matrix");
-  EXPECT_EQ(BytesOf(whole), matrix);
-  EXPECT_EQ(whole.kind, TensorKind::kParameter);
-  EXPECT_THAT(whole.metadata, ElementsAre(Pair("empty", ""), Pair("note", "a matrix"),
-                                          Pair("unknown.to.everybody", std::string_view("\x01 \xc3\xa9", 4))));
-  const Tensor& transposed = *weights->Find("transposed");
-  EXPECT_EQ(transposed.data, whole.data);
-  EXPECT_THAT(transposed.Strides(), ElementsAre(1, 4));
-  EXPECT_THAT(std::vector<int64_t>(transposed.shape.begin(), transposed.shape.end()), ElementsAre(4, 6));
-  EXPECT_EQ(transposed.alias_of, "matrix");
-  const Tensor& rows = *weights->Find("rows_2_to_3");
-  EXPECT_EQ(rows.data, whole.data + 16);
-  EXPECT_EQ(BytesOf(rows), matrix.substr(16, 16));
-  const Tensor& columns = *weights->Find("every_other_column");
-  EXPECT_THAT(columns.Strides(), ElementsAre(4, 2));
-  EXPECT_EQ(BytesOf(columns), matrix.substr(0, (5 * 4 + 2 + 1) * 2));
-  EXPECT_TRUE(columns.alias_of.empty());
-  const Tensor& buffer = *weights->Find("fp8");
-  EXPECT_EQ(buffer.dtype, DataType::kF8E4M3);
-  EXPECT_EQ(buffer.kind, TensorKind::kBuffer);
-  EXPECT_EQ(BytesOf(buffer), fp8);
-  const Tensor& mask = *weights->Find("mask");
-  EXPECT_EQ(mask.kind, TensorKind::kNonPersistentBuffer);
-  EXPECT_EQ(BytesOf(mask), flags);
-  EXPECT_EQ(memcmp(weights->Find("scalar")->data, &scalar, sizeof(scalar)), 0);
-  EXPECT_TRUE(weights->Find("scalar")->shape.empty());
-  EXPECT_EQ(weights->Find("nothing")->size_bytes, 0);
-  EXPECT_THAT(weights->Find("nothing")->Strides(), ElementsAre(2, 2, 1));
+  EXPECT_EQ(weights->tensors().size(), TensorsOfEveryKind::kCount);
+  tensors.ExpectAll([&](const std::string& name) { return weights->Find(name); }, BytesOf);
 }
 
 TEST_F(PublishTest, MemoryThatIsAllocatedIsWrittenToWithoutACopy) {

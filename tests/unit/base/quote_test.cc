@@ -32,6 +32,17 @@ TEST(Quote, CutsBetweenCharactersAndSaysHowMuchIsLeft) {
   EXPECT_EQ(CutUtf8WithCount("l\xc3\xa9", 2), "l... (2 more bytes)");
 }
 
+TEST(Quote, EscapesTheControlCharactersThatTerminalsKnowBesidesThoseOfAscii) {
+  EXPECT_EQ(Printable("a\xc2\x9b"
+                      "2J"),
+            "a\\xc2\\x9b2J");
+  EXPECT_EQ(Printable("\xc2\xa0"), "\xc2\xa0");
+}
+
+TEST(Quote, PutsTextOfAnyLengthOnOneLine) {
+  EXPECT_EQ(OneLine(std::string(1000, 'x') + "\x1b[2J\n"), std::string(1000, 'x') + "\\x1b[2J\\x0a");
+}
+
 TEST(Quote, MakesUtf8OfAnythingAndLeavesWhatIs) { EXPECT_EQ(ToUtf8("a\n\xc3\xa9\xc3"), "a\n\xc3\xa9\\xc3"); }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <thread>
 
 #include "server/broker/load_manager.h"
@@ -126,6 +127,16 @@ TEST_F(GpuLoadTest, AnIpcHandleOfAnotherLengthIsRefused) {
   EXPECT_THAT(FailureOf(v1::HANDLE_KIND_CUDA_IPC,
                         [](FakeShard& shard) { shard.sealed.mutable_slabs(0)->set_cuda_ipc_handle("short"); }),
               StatusIs(Reason::kProtocolError, HasSubstr("has 5 bytes")));
+}
+
+TEST_F(GpuLoadTest, SlabsOfMoreThanCanBeAddressedTogetherAreRefusedNamingTheOneTooMany) {
+  EXPECT_THAT(FailureOf(v1::HANDLE_KIND_CUDA_IPC,
+                        [](FakeShard& shard) {
+                          v1::Slab& another = *shard.sealed.add_slabs();
+                          another = shard.sealed.slabs(0);
+                          another.set_size_bytes(std::numeric_limits<int64_t>::max());
+                        }),
+              AllOf(StatusIs(Reason::kProtocolError, HasSubstr("can be addressed")), HasMetadata("slab", "1")));
 }
 
 TEST_F(GpuLoadTest, TheLoaderOfAnIpcSetStaysAsItsExporterUntilTheSetGoes) {

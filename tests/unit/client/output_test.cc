@@ -36,7 +36,28 @@ TEST(PrintError, GivesPeopleAndProgramsTheSame) {
   EXPECT_THAT(text, HasSubstr("LEASED"));
 }
 
-TEST(PrintJson, NamesFieldsAsTheProtosDoAndLeavesNoneOut) {
+TEST(PrintError, LetsNoMessageControlTheTerminal) {
+  ::testing::internal::CaptureStderr();
+
+  PrintError(MakeError(Reason::kLeased, "clear\x1b[2J", {{"model", "\x1b]0;title"}}), false);
+
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("clear\\x1b[2J"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("\x1b")));
+}
+
+TEST(PrintJson, LeavesOutNothingButMessagesThatAreAbsent) {
+  ::testing::internal::CaptureStdout();
+
+  PrintJson(v1::WeightSet());
+
+  const auto json = nlohmann::json::parse(::testing::internal::GetCapturedStdout());
+  EXPECT_EQ(json["generation"], "0");
+  EXPECT_EQ(json["shards"], nlohmann::json::array());
+  EXPECT_FALSE(json.contains("resident_time"));
+}
+
+TEST(PrintJson, NamesFieldsAsTheProtosDo) {
   ::testing::internal::CaptureStdout();
 
   PrintJson(v1::Slab());

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -72,8 +74,25 @@ class TwoServicesTest : public ::testing::Test {
     opened_ = *Services::Open({.socket_path = folder_ / kGpuUuidPlaceholder});
   }
 
-  absl::StatusOr<std::string> Wait(milliseconds limit = seconds(30)) {
-    return WaitForOneFingerprint(*opened_, {uuids_[0], uuids_[1]}, {}, DeadlineIn(limit));
+  absl::StatusOr<std::string> Wait(milliseconds limit = seconds(30), milliseconds patience = seconds(30)) {
+    RanksWait wait;
+    wait.patience_with_old_failures = patience;
+    wait.deadline = DeadlineIn(limit);
+    return WaitForOneFingerprint(*opened_, {uuids_[0], uuids_[1]}, wait);
+  }
+
+  // The second service's load never ends well: it is listed as failed from the `after`th look on.
+  void FailSecond(seconds registered_ago, int after = 0) {
+    late_[1] = 1 << 30;
+    const int64_t registered = time(nullptr) - registered_ago.count();
+    services_[1].on_list = [this, registered, after](v1::ListWeightSetsResponse& response) {
+      v1::WeightSet& set = *response.add_weight_sets();
+      set.set_fingerprint("same");
+      set.set_state(listed_++ >= after ? v1::WEIGHT_SET_STATE_FAILED : v1::WEIGHT_SET_STATE_LOADING);
+      set.mutable_register_time()->set_seconds(registered);
+      set.mutable_failure()->set_reason("CHECKPOINT_TRUNCATED");
+      set.mutable_failure()->set_message("the file is truncated");
+    };
   }
 
   TemporaryFolder folder_;
@@ -82,6 +101,7 @@ class TwoServicesTest : public ::testing::Test {
   std::string fingerprints_[2] = {"same", "same"};
   int late_[2] = {0, 0};  // how often it says that it has not got the weights
   std::atomic<int> asked_[2] = {0, 0};
+  std::atomic<int> listed_{0};
   std::shared_ptr<Services> opened_;
 };
 
@@ -107,6 +127,37 @@ TEST_F(TwoServicesTest, AreNamedWhereTheirWeightsDoNotCome) {
 
   EXPECT_THAT(Wait(milliseconds(300)),
               AllOf(StatusIs(Reason::kNotResident, HasSubstr(uuids_[1])), HasMetadata("devices", uuids_[1])));
+}
+
+TEST_F(TwoServicesTest, FailAtOnceWhenARankHasFailedNamingItAndItsServiceAndWhy) {
+  FailSecond(/*registered_ago=*/seconds(-60));
+
+  EXPECT_THAT(
+      Wait(std::chrono::hours(1), std::chrono::hours(1)),
+      AllOf(StatusIs(Reason::kNotResident, AllOf(HasSubstr("rank 1 has failed"), HasSubstr((folder_ / uuids_[1])),
+                                                 HasSubstr("the file is truncated"))),
+            HasMetadata("rank", "1"), HasMetadata("devices", uuids_[1]), HasMetadata("cause", "CHECKPOINT_TRUNCATED")));
+}
+
+TEST_F(TwoServicesTest, FailAtOnceWhenALoadFailsThatHadBegunBefore) {
+  FailSecond(/*registered_ago=*/seconds(60), /*after=*/2);
+
+  EXPECT_THAT(Wait(std::chrono::hours(1), std::chrono::hours(1)),
+              AllOf(StatusIs(Reason::kNotResident), HasMetadata("rank", "1")));
+}
+
+TEST_F(TwoServicesTest, AreWaitedForWhereTheFailureIsOfAnEarlierStart) {
+  FailSecond(/*registered_ago=*/seconds(60));
+  late_[1] = 3;
+
+  EXPECT_EQ(Wait().value(), "same");
+}
+
+TEST_F(TwoServicesTest, AreNotWaitedForLongWhereNobodyLoadsAgainWhatHadFailed) {
+  FailSecond(/*registered_ago=*/seconds(60));
+
+  EXPECT_THAT(Wait(std::chrono::hours(1), milliseconds(100)),
+              AllOf(StatusIs(Reason::kNotResident), HasMetadata("rank", "1")));
 }
 
 TEST_F(TwoServicesTest, FailAsTheOneThatDoesNotAnswer) {

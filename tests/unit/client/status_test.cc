@@ -73,5 +73,10 @@ TEST(GrpcError, KeepsItsCodeWhereDetailsAreMissingOrGarbage) {
   EXPECT_THAT(garbage, StatusIs(Reason::kServiceUnavailable));
 }
 
+TEST(GrpcError, IsNeverWithoutAMessage) {
+  EXPECT_THAT(client::FromGrpc(grpc::Status(grpc::StatusCode::INTERNAL, "")),
+              StatusIs(Reason::kProtocolError, HasSubstr("code 13")));
+}
+
 }  // namespace
 }  // namespace weightbroker

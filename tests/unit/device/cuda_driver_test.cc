@@ -85,6 +85,7 @@ TEST(CudaConstants, AreThoseOfCudasOwnHeader) {
   EXPECT_EQ(kCudaMemoryHost, CU_MEMORYTYPE_HOST);
   EXPECT_EQ(kCudaMemoryDevice, CU_MEMORYTYPE_DEVICE);
   EXPECT_EQ(kCudaPointerAttributeMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+  EXPECT_EQ(kCudaPointerAttributeDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
   EXPECT_EQ(kCudaGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 }
 #endif

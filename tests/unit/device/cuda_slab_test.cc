@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/fake_cuda_driver.h"
 #include "tests/support/status_matchers.h"
 
@@ -150,7 +151,7 @@ TEST_F(CudaSlabTest, IpcMemoryIsRoundedToTwoMebibytesAndOpensByItsHandle) {
   std::memcpy(Host(memory->address()), "weights", 8);
   const auto handle = memory->Export();
   ASSERT_THAT(handle, IsOk());
-  const auto mapping = CudaIpcMapping::Open(context, *handle);
+  const auto mapping = CudaIpcMapping::Open(context, *handle, kCudaIpcGranularityBytes);
   ASSERT_THAT(mapping, IsOk());
   EXPECT_STREQ(static_cast<const char*>(Host(mapping->address())), "weights");
 }
@@ -162,7 +163,27 @@ TEST_F(CudaSlabTest, AHandleWhoseExporterHasEndedIsStale) {
     const auto memory = CudaIpcMemory::Allocate(context, kMiB);
     handle = memory->Export();
   }
-  EXPECT_THAT(CudaIpcMapping::Open(context, *handle), StatusIs(Reason::kHandleStale, HasSubstr("has ended")));
+  EXPECT_THAT(CudaIpcMapping::Open(context, *handle, kMiB), StatusIs(Reason::kHandleStale, HasSubstr("has ended")));
+}
+
+TEST_F(CudaSlabTest, IpcMemoryThatIsShorterThanIsSaidIsRefusedNamingBothAndClosed) {
+  const CudaContext context = Context();
+  const auto memory = CudaIpcMemory::Allocate(context, kMiB);
+  const int live = cuda_.live_objects();
+  for (const int64_t said_bytes : {kCudaIpcGranularityBytes + 1, int64_t{-1}}) {
+    EXPECT_THAT(CudaIpcMapping::Open(context, *memory->Export(), said_bytes),
+                AllOf(StatusIs(Reason::kProtocolError), HasMetadata("said_bytes", absl::StrCat(said_bytes)),
+                      HasMetadata("found_bytes", absl::StrCat(kCudaIpcGranularityBytes))));
+  }
+  EXPECT_EQ(cuda_.live_objects(), live) << cuda_.DescribeLive();
+}
+
+TEST_F(CudaSlabTest, IpcMemoryWhoseSizeTheDriverDoesNotSayIsRefused) {
+  const CudaContext context = Context();
+  const auto memory = CudaIpcMemory::Allocate(context, kMiB);
+  cuda_.Fail("cuMemGetAddressRange", kCudaNotFound);
+  EXPECT_THAT(CudaIpcMapping::Open(context, *memory->Export(), kMiB),
+              StatusIs(Reason::kCudaError, HasSubstr("cuMemGetAddressRange")));
 }
 
 TEST_F(CudaSlabTest, EveryObjectLeavesTheCurrentContextAlone) {
@@ -174,7 +195,7 @@ TEST_F(CudaSlabTest, EveryObjectLeavesTheCurrentContextAlone) {
     auto range = CudaReservation::Reserve(context, memory->size_bytes());
     ASSERT_THAT(range->Map(0, *memory, CudaAccess::kRead), IsOk());
     const auto ipc = CudaIpcMemory::Allocate(context, kMiB);
-    const auto mapping = CudaIpcMapping::Open(context, *ipc->Export());
+    const auto mapping = CudaIpcMapping::Open(context, *ipc->Export(), kMiB);
   }
   CudaContextHandle now = nullptr;
   cuda_.CtxGetCurrent(&now);

@@ -167,7 +167,7 @@ TEST_F(GpuLoadSessionTest, StaysAsTheExporterOfIpcMemoryUntilItsControlSocketClo
   std::memcpy(handle.data(), slab.cuda_ipc_handle().data(), handle.size());
   {
     const CudaContext engine = *CudaContext::Retain(cuda_, 1);
-    const auto mapping = CudaIpcMapping::Open(engine, handle);
+    const auto mapping = CudaIpcMapping::Open(engine, handle, slab.size_bytes());
     ASSERT_THAT(mapping, IsOk());
     ExpectTensorsAt(reinterpret_cast<const std::byte*>(mapping->address()));
   }

@@ -176,6 +176,22 @@ TEST(SpecAgainstCheckpoint, TakesAnUnquantizedCheckpointToQuantizeAndNoOther) {
               AllOf(StatusIs(Reason::kQuantizationContradicted), HasMetadata("found", "fp8")));
 }
 
+TEST(SpecAgainstCheckpoint, RefusesAModuleThatTheCheckpointHasNoTensorOf) {
+  Checkpoint checkpoint = MakeCheckpoint({MakeTensor("model.layers.0.mlp.gate_proj.weight", "BF16", 100, 0, 0),
+                                          MakeTensor("model.layers.0.self_attn.qkv_proj.weight", "BF16", 100, 0, 200)});
+  checkpoint.aliases["lm_head.weight"] = "model.embed_tokens.weight";
+  const auto check = [&](const std::vector<std::string>& modules) {
+    v1::WeightSpec spec = SpecWith("fp8_block", "");
+    spec.mutable_unquantized_modules()->Assign(modules.begin(), modules.end());
+    return CheckSpecAgainstCheckpoint(spec, checkpoint, "none");
+  };
+  EXPECT_THAT(check({"gate_proj", "layers.0", "lm_head", "qkv_proj"}), IsOk());
+  EXPECT_THAT(check({"k_proj", "q_proj", "v_proj"}), IsOk()) << "together they are the fused one";
+  EXPECT_THAT(check({"gate_proj", "gate_prog"}),
+              AllOf(StatusIs(Reason::kInvalidArgument, HasSubstr("misspelt")), HasMetadata("found", "gate_prog")));
+  EXPECT_THAT(check({"layers.1"}), AllOf(StatusIs(Reason::kInvalidArgument), HasMetadata("found", "layers.1")));
+}
+
 TEST(SpecAgainstCheckpoint, RefusesToConvertWhatIsNoneOfTheThreeTypesNamingBoth) {
   const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "F64", 100, 0, 0), MakeTensor("b", "F32", 10, 0, 800)});
   EXPECT_THAT(CheckSpecAgainstCheckpoint(SpecWith("", "F32"), checkpoint, "none"),

@@ -20,6 +20,7 @@
 #include "server/loader/publish_session.h"
 #include "tests/support/fake_cuda_driver.h"
 #include "tests/support/fake_gpu_inventory.h"
+#include "tests/support/tensors_of_every_kind.h"
 #include "tests/unit/broker/service_fixture.h"
 
 namespace weightbroker {
@@ -29,7 +30,8 @@ using client::WeightsState;
 using ::testing::AllOf;
 using testing::AnyGpuFd;
 using ::testing::AnyOf;
-using ::testing::ElementsAre;
+using testing::BytesOf;
+using testing::Described;
 using testing::FakeCudaDriver;
 using testing::FakeGpuInventory;
 using testing::FakeGpuUuid;
@@ -37,26 +39,13 @@ using testing::FakeLoader;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
-using ::testing::Pair;
 using testing::ServiceTest;
 using testing::StatusIs;
 using testing::TensorBytes;
+using testing::TensorsOfEveryKind;
 
 constexpr int kRacers = 16;
 constexpr int64_t kMiB = 1 << 20;
-
-TensorToPublish Described(const std::string& name, DataType dtype, std::vector<int64_t> shape) {
-  TensorToPublish tensor;
-  tensor.name = name;
-  tensor.dtype = dtype;
-  tensor.shape = std::move(shape);
-  return tensor;
-}
-
-// What lies at an address of the driver in host memory.
-std::string BytesOf(const Tensor& tensor) {
-  return {reinterpret_cast<const char*>(tensor.data), static_cast<size_t>(tensor.size_bytes)};
-}
 
 class GpuPublishTest : public ServiceTest, public ::testing::WithParamInterface<v1::HandleKind> {
  protected:
@@ -134,10 +123,12 @@ class GpuPublishTest : public ServiceTest, public ::testing::WithParamInterface<
     return *client::FindTensor(weights.manifest.tensors, name);
   }
 
-  void ExpectNothingLeft() {
+  void ExpectNothingLeft() { ExpectOnly(0); }
+  // Of the GPUs' memory, what the test itself has taken.
+  void ExpectOnly(int64_t own_bytes) {
     EXPECT_TRUE(testing::Eventually([&] {
       return Health().load_count() == 0 && Health().reserved_bytes() == 0 && spawner_->running_count() == 0 &&
-             cuda_.used_bytes() == 0;
+             cuda_.used_bytes() == own_bytes;
     })) << cuda_.DescribeLive();
   }
 
@@ -152,35 +143,11 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuPublishTest, ::testing::Values(v1::HANDLE_KIND_
                          });
 
 TEST_P(GpuPublishTest, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
-  const std::string matrix = TensorBytes("matrix", 6 * 4 * 2);
-  const std::string fp8 = TensorBytes("fp8", 32);
-  const std::string flags("\x01\x00\x01\x01", 4);
-  const float scalar = 2.5F;
+  const TensorsOfEveryKind tensors;
   const auto put_all = [&](Publisher& publisher) -> Status {
     EXPECT_EQ(publisher.device().kind, DeviceKind::kCuda);
     EXPECT_EQ(publisher.device().uuid, FakeGpuUuid(1));
-    TensorToPublish tensor = Described("matrix", DataType::kBF16, {6, 4});
-    tensor.metadata = {{"note", "a matrix"}, {"empty", ""}};
-    Status status = publisher.Add(tensor, matrix.data());
-    TensorToPublish transposed = Described("transposed", DataType::kBF16, {4, 6});
-    transposed.strides = {1, 4};
-    transposed.alias_of = "matrix";
-    if (status.ok()) status = publisher.AddAlias(transposed);
-    TensorToPublish odd = Described("from_the_third_byte_pair_on", DataType::kBF16, {3});
-    odd.alias_of = "matrix";  // starts where the GPU's digests cannot
-    if (status.ok()) status = publisher.AddAlias(odd, 6);
-    TensorToPublish columns = Described("every_other_column", DataType::kBF16, {6, 2});
-    columns.strides = {4, 2};
-    if (status.ok()) status = publisher.Add(columns, matrix.data());
-    TensorToPublish buffer = Described("fp8", DataType::kF8E4M3, {2, 16});
-    buffer.kind = TensorKind::kBuffer;
-    if (status.ok()) status = publisher.Add(buffer, fp8.data());
-    TensorToPublish mask = Described("mask", DataType::kBool, {4});
-    mask.kind = TensorKind::kNonPersistentBuffer;
-    if (status.ok()) status = publisher.Add(mask, flags.data());
-    if (status.ok()) status = publisher.Add(Described("scalar", DataType::kF32, {}), &scalar);
-    if (status.ok()) status = publisher.Add(Described("nothing", DataType::kF32, {3, 0, 2}), nullptr);
-    return status;
+    return tensors.Put(publisher);
   };
 
   ASSERT_THAT(AttachOrPublish(put_all), IsOk());
@@ -189,21 +156,11 @@ TEST_P(GpuPublishTest, TensorsOfEveryKindComeBackExactlyWithTheirMetadata) {
   ASSERT_THAT(weights, IsOk());
   EXPECT_THAT(Verify(**weights), IsOk());
   EXPECT_EQ((*weights)->memory->device().uuid, FakeGpuUuid(1));
-  EXPECT_EQ(BytesOf(Find(**weights, "matrix")), matrix);
-  EXPECT_THAT(Find(**weights, "matrix").metadata, ElementsAre(Pair("empty", ""), Pair("note", "a matrix")));
-  EXPECT_EQ(Find(**weights, "transposed").data, Find(**weights, "matrix").data);
-  EXPECT_THAT(Find(**weights, "transposed").Strides(), ElementsAre(1, 4));
-  const Tensor& odd = Find(**weights, "from_the_third_byte_pair_on");
-  EXPECT_EQ(BytesOf(odd), matrix.substr(6, 6));
-  const Digest digest = ComputeDigest(std::as_bytes(std::span(matrix).subspan(6, 6)));
+  tensors.ExpectAll([&](const std::string& name) { return client::FindTensor((*weights)->manifest.tensors, name); },
+                    BytesOf);
+  const Tensor& odd = Find(**weights, "from_the_fourth_on");
+  const Digest digest = ComputeDigest({odd.data, static_cast<size_t>(odd.size_bytes)});
   EXPECT_EQ(memcmp(odd.digest.data(), digest.data(), digest.size()), 0);
-  EXPECT_EQ(BytesOf(Find(**weights, "every_other_column")), matrix.substr(0, (5 * 4 + 2 + 1) * 2));
-  EXPECT_EQ(BytesOf(Find(**weights, "fp8")), fp8);
-  EXPECT_EQ(Find(**weights, "fp8").kind, TensorKind::kBuffer);
-  EXPECT_EQ(BytesOf(Find(**weights, "mask")), flags);
-  EXPECT_EQ(Find(**weights, "mask").kind, TensorKind::kNonPersistentBuffer);
-  EXPECT_EQ(memcmp(Find(**weights, "scalar").data, &scalar, sizeof(scalar)), 0);
-  EXPECT_EQ(Find(**weights, "nothing").size_bytes, 0);
 }
 
 // Copies between places on the GPU are done as late as they may.
@@ -251,6 +208,49 @@ TEST_P(GpuPublishTest, CopiesGoIntoTheStreamThatTheEngineNames) {
   ASSERT_THAT(weights, IsOk());
   EXPECT_EQ(BytesOf(Find(**weights, "w")), std::string(2 * kMiB, '\7'));
   cuda_.StreamDestroy(stream);
+}
+
+// In whichever stream: of one that does not wait for the default stream only the GPU itself knows.
+TEST_P(GpuPublishTest, WhatIsCopiedFromAnotherGpuIsWhatThatGpuHadBeenAskedForBefore) {
+  const CudaContext other = *CudaContext::Retain(cuda_, 1);
+  const CudaIpcMemory source = *CudaIpcMemory::Allocate(other, 2 * kMiB);
+  CudaStream stream = nullptr;
+  {
+    const CudaScope current(other);
+    ASSERT_EQ(cuda_.StreamCreate(kCudaStreamNonBlocking, &stream), kCudaSuccess);
+  }
+
+  const auto weights = AttachOrPublish([&](Publisher& publisher) {
+    {
+      const CudaScope current(other);
+      EXPECT_EQ(cuda_.MemsetD8Async(source.address(), 7, 2 * kMiB, stream), kCudaSuccess);
+    }
+    return publisher.Add(Described("w", DataType::kU8, {2 * kMiB}), reinterpret_cast<const void*>(source.address()));
+  });
+
+  ASSERT_THAT(weights, IsOk());
+  EXPECT_EQ(BytesOf(Find(**weights, "w")), std::string(2 * kMiB, '\7'));
+  const CudaScope current(other);
+  cuda_.StreamDestroy(stream);
+}
+
+TEST_P(GpuPublishTest, AFailureOfTheOtherGpuIsSaidByTheCopyFromIt) {
+  const CudaContext other = *CudaContext::Retain(cuda_, 1);
+  const CudaIpcMemory source = *CudaIpcMemory::Allocate(other, 2 * kMiB);
+
+  const auto weights = AttachOrPublish([&](Publisher& publisher) {
+    EXPECT_TRUE(publisher.Allocate(Described("first", DataType::kU8, {1})).ok());  // of a slab that has room for both
+    cuda_.Fail("cuCtxSynchronize", kCudaIllegalAddress);
+    const Status added =
+        publisher.Add(Described("w", DataType::kU8, {2 * kMiB}), reinterpret_cast<const void*>(source.address()));
+    cuda_.StopFailing("cuCtxSynchronize");
+    EXPECT_EQ(added.reason(), "CUDA_ERROR");
+    EXPECT_EQ(cuda_.CallCount("cuMemcpyDtoDAsync"), 0);
+    return added;
+  });
+
+  EXPECT_FALSE(weights.ok());
+  ExpectOnly(2 * kMiB);
 }
 
 TEST_P(GpuPublishTest, MemoryThatIsAllocatedIsWrittenToWithoutACopy) {
