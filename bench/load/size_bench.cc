@@ -71,6 +71,7 @@ class ModelBench {
       std::cerr << "round " << round + 1 << " of " << setup_.rounds << ", " << NameOf(state_) << "\n";
       for (Ceiling& ceiling : ceilings_) {
         ASSIGN_OR_RETURN(const double rate, RateOf(ceiling.method));
+        std::cerr << ceiling.name << " " << rate / 1e9 << " GB/s\n";
         ceiling.rates.push_back(rate);
       }
       for (ArmSeries& series : arms_) RETURN_IF_ERROR(TakeSample(series));
@@ -179,6 +180,7 @@ class ModelBench {
     RETURN_IF_ERROR(PreparePageCache(state_, model_.files));
     const absl::StatusOr<Sample> sample = series.arm.take(/*verify=*/false);
     if (!sample.ok()) return Fail(series, sample.status());
+    std::cerr << series.arm.name << " " << sample->figures << "\n";  // a long run that is ended early is not lost
     series.samples.push_back(sample->figures);
     return absl::OkStatus();
   }
