@@ -1,10 +1,10 @@
 #include "bench/load/arms.h"
 
 #include <algorithm>
-#include <map>
-#include <memory>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "bench/bench_process.h"
@@ -22,16 +22,29 @@ constexpr std::pair<const char*, const char*> kWhat[] = {
     {"safetensors_mapped", "load_file: views of the mapped files; no byte is the process's own"},
     {"safetensors_resident", "load_file, and a clone of each tensor: bytes of the process's own"},
     {"safetensors", "load_file of each file to the GPU"},
+    {"safetensors_pread", "load_file of each file, told to read instead of mapping"},
     {"fastsafetensors", "SafeTensorsFileLoader of all files, with its defaults"},
     {"fastsafetensors_nogds", "SafeTensorsFileLoader of all files, without GPUDirect Storage"},
+    {"fastsafetensors_buffered", "SafeTensorsFileLoader of all files, through the page cache"},
     {"instanttensor", "safe_open of all files, with its defaults"},
     {"instanttensor_buffered", "safe_open of all files, through the page cache"},
-    {"runai_streamer", "SafetensorsStreamer of all files, with its defaults"}};
+    {"runai_streamer", "SafetensorsStreamer of all files, with its defaults"},
+    {"runai_streamer_buffered", "SafetensorsStreamer of all files, through the page cache"}};
+
+// What reads past the page cache by itself, told not to: only where the files are in it. On a file system without
+// storage loaders see that themselves.
+bool SuitsState(const std::string& name, CacheState state) {
+  return state == CacheState::kWarm || !absl::EndsWith(name, "_buffered");
+}
 
 class Maker {
  public:
-  Maker(const LoadSetup& setup, const ModelFolder& model, CheckpointIdentity identity, std::string read_ceiling)
-      : setup_(setup), model_(model), identity_(std::move(identity)), read_ceiling_(std::move(read_ceiling)) {}
+  Maker(const LoadSetup& setup, const ModelFolder& model, CacheState state, CheckpointIdentity identity)
+      : setup_(setup),
+        model_(model),
+        state_(state),
+        identity_(std::move(identity)),
+        read_ceiling_(state == CacheState::kCold ? "read_direct" : "read_cached") {}
 
   absl::StatusOr<std::vector<Arm>> Run() {
     AddOurs("ours", "weightbroker-loader", 1, {});
@@ -47,7 +60,7 @@ class Maker {
     }
     AddPlainRead();
     for (const auto& [name, found] : setup_.probed.at("arms").items()) {
-      if (found.contains("version")) AddRival(name, found.at("version"));
+      if (found.contains("version") && SuitsState(name, state_)) AddRival(name, found.at("version"));
     }
     return Chosen();
   }
@@ -113,6 +126,7 @@ class Maker {
     }
     std::vector<Arm> chosen;
     for (const std::string& name : setup_.arms) {
+      if (!SuitsState(name, state_)) continue;
       const auto found = std::find_if(arms_.begin(), arms_.end(), [&](const Arm& arm) { return arm.name == name; });
       if (found == arms_.end()) {
         return MakeError(Reason::kInvalidArgument,
@@ -128,6 +142,7 @@ class Maker {
 
   const LoadSetup& setup_;
   const ModelFolder& model_;
+  const CacheState state_;
   const CheckpointIdentity identity_;
   const std::string read_ceiling_;
   std::vector<Arm> arms_;
@@ -135,10 +150,9 @@ class Maker {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Arm>> MakeArms(const LoadSetup& setup, const ModelFolder& model,
-                                          const std::string& read_ceiling) {
+absl::StatusOr<std::vector<Arm>> MakeArms(const LoadSetup& setup, const ModelFolder& model, CacheState state) {
   ASSIGN_OR_RETURN(CheckpointIdentity identity, ReadCheckpointIdentity(RealFileSystem(), model.path));
-  return Maker(setup, model, std::move(identity), read_ceiling).Run();
+  return Maker(setup, model, state, std::move(identity)).Run();
 }
 
 }  // namespace weightbroker::bench

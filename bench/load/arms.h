@@ -11,10 +11,9 @@
 
 namespace weightbroker::bench {
 
-// Ours, those that the setup asks for besides, plain reading into host memory, and the rivals that can run. Their
-// ceilings are `read_ceiling` and what the memory that they fill allows. INVALID_ARGUMENT if LoadSetup::arms names one
-// that there is not. `setup` and `model` must outlive them.
-absl::StatusOr<std::vector<Arm>> MakeArms(const LoadSetup& setup, const ModelFolder& model,
-                                          const std::string& read_ceiling);
+// Ours, those that the setup asks for besides, plain reading into host memory, and the rivals that can run and suit the
+// page cache's state. Their ceilings are reading, "read_direct" or "read_cached", and what the memory that they fill
+// allows, "fill", "pinned_copy" or "pinned_copy_all". INVALID_ARGUMENT if LoadSetup::arms names one that there is not.
+absl::StatusOr<std::vector<Arm>> MakeArms(const LoadSetup& setup, const ModelFolder& model, CacheState state);
 
 }  // namespace weightbroker::bench

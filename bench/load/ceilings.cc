@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -154,7 +155,7 @@ std::vector<Task> ReadMethods(const std::vector<std::string>& files, int64_t byt
   const std::set<int> threads = direct ? std::set<int>{1, 4, 8, 16} : std::set<int>{1, CoreCount(), 2 * CoreCount()};
   std::vector<Task> methods;
   for (const int count : threads) {
-    for (const int64_t chunk : {2 * kMiB, 8 * kMiB}) {
+    for (const int64_t chunk : direct ? std::array{2 * kMiB, 8 * kMiB} : std::array{kMiB, 4 * kMiB}) {
       methods.push_back({.kind = "read_pread",
                          .files = files,
                          .bytes = bytes,

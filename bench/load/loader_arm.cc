@@ -3,13 +3,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <map>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "bench/bench_support.h"
+#include "bench/load/gpu_verify.h"
 #include "bench/load/parallel.h"
 #include "bench/load/usage.h"
 #include "common/base/error.h"
@@ -35,6 +35,7 @@ constexpr double kNanosecond = 1e-9;
 struct Shard {
   pb::LoadSealed sealed;
   std::vector<UniqueFd> slabs;
+  UniqueFd manifest;
   std::vector<v1::Tensor> rows;
 };
 
@@ -72,9 +73,10 @@ absl::StatusOr<Shard> ReceiveShard(pb::LoadSealed sealed, std::vector<UniqueFd> 
   }
   ASSIGN_OR_RETURN(const std::string manifest,
                    ReadFd(fds.back().get(), static_cast<size_t>(sealed.manifest_bytes()), "reading the manifest"));
-  fds.pop_back();
   ASSIGN_OR_RETURN(std::vector<v1::Tensor> rows, ParseManifest(manifest));
-  return Shard{std::move(sealed), std::move(fds), std::move(rows)};
+  UniqueFd manifest_fd = std::move(fds.back());
+  fds.pop_back();
+  return Shard{std::move(sealed), std::move(fds), std::move(manifest_fd), std::move(rows)};
 }
 
 // Plays the broker until every rank's slabs have been handed over.
@@ -229,6 +231,16 @@ absl::Status VerifyHostShard(const Shard& shard) {
       });
 }
 
+absl::Status VerifyGpuShard(const Shard& shard, const std::string& device) {
+  GpuShardView view{.device = device,
+                    .manifest_fd = shard.manifest.get(),
+                    .manifest_bytes = shard.sealed.manifest_bytes(),
+                    .slabs = shard.slabs,
+                    .slab_bytes = {}};
+  for (const v1::Slab& slab : shard.sealed.slabs()) view.slab_bytes.push_back(slab.size_bytes());
+  return VerifyInFreshProcess(view);
+}
+
 std::string HexOf(const std::string& bytes) {
   Digest digest{};
   std::copy_n(reinterpret_cast<const std::byte*>(bytes.data()), std::min(bytes.size(), digest.size()), digest.begin());
@@ -243,8 +255,9 @@ absl::StatusOr<Sample> RunLoader(const LoaderTask& task, bool verify) {
   sample.figures["load_seconds"] = sample.load_seconds;
   sample.figures["exec_seconds"] = sample.exec_seconds;
   if (!verify) return sample;
-  if (task.devices.front() == "host") {
-    for (const Shard& shard : finished.shards) RETURN_IF_ERROR(VerifyHostShard(shard));
+  for (const Shard& shard : finished.shards) {
+    const std::string& device = task.devices[static_cast<size_t>(shard.sealed.rank())];
+    RETURN_IF_ERROR(device == "host" ? VerifyHostShard(shard) : VerifyGpuShard(shard, device));
   }
   if (task.devices.size() > 1 || !task.quantization.empty()) return sample;
   for (const v1::Tensor& row : finished.shards.front().rows) sample.digests[row.name()] = HexOf(row.digest());

@@ -24,9 +24,9 @@ struct LoaderTask {
   std::string read_method = {};
 };
 
-// With `verify`, of host memory: what was handed over is mapped, and each tensor's bytes must have the digest that its
-// manifest says (DIGEST_MISMATCH). The sample has the manifest's digests if the weights are whole and as they are in
-// the files. What the figures say beside load and exec:
+// With `verify` what was handed over is mapped, of GPU memory by another process, and each tensor's bytes must have the
+// digest that its manifest says (DIGEST_MISMATCH). The sample has the manifest's digests if the weights are whole and
+// as they are in the files. What the figures say beside load and exec:
 //   handed_over_bytes   of all slabs                  planned_seconds   from exec to the plan
 //   read_bytes          what the loader says that it read
 //   and LoadReport's fields, where the loader fills them in. `load_clock` says what load_seconds is: "report", from the

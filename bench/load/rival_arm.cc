@@ -1,7 +1,6 @@
 #include "bench/load/rival_arm.h"
 
 #include <cstdio>
-#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "bench/bench_process.h"
@@ -11,6 +10,8 @@
 
 namespace weightbroker::bench {
 namespace {
+
+constexpr char kEnv[] = "/usr/bin/env";  // looks a program up in PATH
 
 // As decimal digits that lose nothing.
 std::string Digits(double seconds) {
@@ -23,7 +24,7 @@ std::string Digits(double seconds) {
 
 nlohmann::ordered_json ProbeRivals(const RivalSetup& setup) {
   absl::StatusOr<nlohmann::ordered_json> found =
-      RunForJson("/usr/bin/env", {setup.python, setup.script, "probe", "--device", setup.device});
+      RunForJson({.path = kEnv, .arguments = {setup.python, setup.script, "probe", "--device", setup.device}});
   if (found.ok()) return *std::move(found);
   return {{"absent", std::string(found.status().message())}, {"arms", nlohmann::ordered_json::object()}};
 }
@@ -37,7 +38,7 @@ absl::StatusOr<Sample> RunRival(const RivalSetup& setup, const std::string& arm,
                                         Digits(NowSeconds())};
   if (verify) arguments.insert(arguments.end(), {"--digests", digests});
   Sample sample;
-  ASSIGN_OR_RETURN(sample.figures, RunForJson("/usr/bin/env", arguments));
+  ASSIGN_OR_RETURN(sample.figures, RunForJson({.path = kEnv, .arguments = arguments}));
   sample.load_seconds = sample.figures["load_seconds"];
   sample.exec_seconds = sample.figures["exec_seconds"];
   if (verify) {

@@ -17,6 +17,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kThreads[] = {1, 2, 4, 8, 16};
 constexpr int64_t kChunkMiB[] = {1, 2, 4, 8, 16, 32};
+constexpr int64_t kFiles = 8;  // the same for every row
 constexpr int64_t kTensors[] = {10, 100, 1'000, 20'000, 100'000};
 
 // One setting of what a table is about.
@@ -58,8 +59,9 @@ class ScalingBench {
 
   // Of a model of so many tensors, or a Llama's if 0.
   absl::StatusOr<Row> RowOf(int64_t tensors) const {
-    ASSIGN_OR_RETURN(const ModelFolder model,
-                     WriteModelFolder(FolderOf(tensors), {.bytes = request_.bytes, .tensors = tensors}));
+    ASSIGN_OR_RETURN(
+        const ModelFolder model,
+        WriteModelFolder(FolderOf(tensors), {.bytes = request_.bytes, .tensors = tensors, .files = kFiles}));
     Row row{.value = tensors, .task = {}, .files = model.files, .bytes = model.total_bytes};
     row.task.loader = setup_.loader;
     ASSIGN_OR_RETURN(row.task.identity, ReadCheckpointIdentity(RealFileSystem(), model.path));

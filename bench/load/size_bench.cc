@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -65,8 +64,7 @@ class ModelBench {
   absl::StatusOr<OrderedJson> Run() {
     ASSIGN_OR_RETURN(reference_, ReferenceDigests(model_.path));
     RETURN_IF_ERROR(ChooseCeilings());
-    ASSIGN_OR_RETURN(std::vector<Arm> arms,
-                     MakeArms(setup_, model_, state_ == CacheState::kCold ? "read_direct" : "read_cached"));
+    ASSIGN_OR_RETURN(std::vector<Arm> arms, MakeArms(setup_, model_, state_));
     for (Arm& arm : arms) arms_.push_back({std::move(arm)});
     for (ArmSeries& series : arms_) RETURN_IF_ERROR(Verify(series));
     for (int round = 0; round < setup_.rounds; ++round) {
@@ -127,7 +125,9 @@ class ModelBench {
     for (size_t i = 1; i < setup_.gpus.size(); ++i) {
       RETURN_IF_ERROR(AddPinnedCopy(absl::StrCat("pinned_copy_", i), {setup_.gpus[i]}));
     }
-    return setup_.gpus.size() < 2 ? absl::OkStatus() : AddPinnedCopy("pinned_copy_all", setup_.gpus);
+    std::vector<std::string> together = setup_.gpus;
+    if (setup_.tensor_parallel > 1) together.resize(static_cast<size_t>(setup_.tensor_parallel));
+    return together.size() < 2 ? absl::OkStatus() : AddPinnedCopy("pinned_copy_all", together);
   }
 
   absl::Status AddPinnedCopy(const std::string& name, const std::vector<std::string>& gpus) {

@@ -3,17 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <functional>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "bench/bench_process.h"
-#include "bench/bench_support.h"
 #include "bench/load/ceilings.h"
+#include "bench/load/gpu_verify.h"
 #include "bench/load/pinned_copy.h"
 #include "bench/load/plain_read.h"
-#include "bench/load/usage.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/base/unique_fd.h"
@@ -38,7 +35,8 @@ Task FromJson(const std::string& text) {
           .direct = json["direct"],
           .huge_pages = json["huge_pages"],
           .devices = json["devices"].get<std::vector<std::string>>(),
-          .started_at = json["started_at"]};
+          .started_at = json["started_at"],
+          .slab_bytes = json["slab_bytes"].get<std::vector<int64_t>>()};
 }
 
 std::string ReadAll(const UniqueFd& fd) {
@@ -58,12 +56,19 @@ std::string LastLine(const std::string& text) {
 }  // namespace
 
 OrderedJson ToJson(const Task& task) {
-  return {{"kind", task.kind},       {"files", task.files},
-          {"folder", task.folder},   {"digests", task.digests},
-          {"bytes", task.bytes},     {"threads", task.threads},
-          {"depth", task.depth},     {"chunk_bytes", task.chunk_bytes},
-          {"direct", task.direct},   {"huge_pages", task.huge_pages},
-          {"devices", task.devices}, {"started_at", task.started_at}};
+  return {{"kind", task.kind},
+          {"files", task.files},
+          {"folder", task.folder},
+          {"digests", task.digests},
+          {"bytes", task.bytes},
+          {"threads", task.threads},
+          {"depth", task.depth},
+          {"chunk_bytes", task.chunk_bytes},
+          {"direct", task.direct},
+          {"huge_pages", task.huge_pages},
+          {"devices", task.devices},
+          {"started_at", task.started_at},
+          {"slab_bytes", task.slab_bytes}};
 }
 
 OrderedJson DescribeMethod(const Task& task) {
@@ -78,8 +83,9 @@ OrderedJson DescribeMethod(const Task& task) {
 absl::StatusOr<OrderedJson> RunTask(const std::string& json) {
   using Function = absl::StatusOr<OrderedJson> (*)(const Task&);
   static constexpr std::pair<const char*, Function> kFunctions[] = {
-      {"read_pread", ReadWithPread}, {"read_uring", ReadWithUring}, {"copy", CopyFromMapping},  {"fill", FillMapping},
-      {"write", WriteMemfd},         {"plain_read", PlainRead},     {"pinned_copy", CopyToGpus}};
+      {"read_pread", ReadWithPread}, {"read_uring", ReadWithUring},  {"copy", CopyFromMapping},
+      {"fill", FillMapping},         {"write", WriteMemfd},          {"plain_read", PlainRead},
+      {"pinned_copy", CopyToGpus},   {"verify_gpu", VerifyGpuMemory}};
   const Task task = FromJson(json);
   for (const auto& [kind, function] : kFunctions) {
     if (kind == task.kind) return function(task);
@@ -87,15 +93,15 @@ absl::StatusOr<OrderedJson> RunTask(const std::string& json) {
   return MakeError(Reason::kInvalidArgument, absl::StrCat("there is no task \"", task.kind, "\""));
 }
 
-absl::StatusOr<OrderedJson> RunTaskInFreshProcess(const Task& task) {
-  return RunForJson(OwnPath(), {"--task", ToJson(task).dump()});
+absl::StatusOr<OrderedJson> RunTaskInFreshProcess(const Task& task, std::vector<FdMapping> fds) {
+  return RunForJson({.path = OwnPath(), .arguments = {"--task", ToJson(task).dump()}, .fds = std::move(fds)});
 }
 
-absl::StatusOr<OrderedJson> RunForJson(const std::string& path, const std::vector<std::string>& arguments) {
+absl::StatusOr<OrderedJson> RunForJson(SpawnOptions program) {
   const UniqueFd errors(memfd_create("errors", MFD_CLOEXEC));
   if (!errors.valid()) return SystemError("memfd_create", errno);
-  const absl::StatusOr<std::string> output =
-      RunAndRead({.path = path, .arguments = arguments, .fds = {{errors.get(), STDERR_FILENO}}});
+  program.fds.push_back({errors.get(), STDERR_FILENO});
+  const absl::StatusOr<std::string> output = RunAndRead(program);
   if (!output.ok()) {
     const std::string said = ReadAll(errors);
     const size_t begin = said.size() > kErrorTailBytes ? said.size() - kErrorTailBytes : 0;
@@ -103,7 +109,7 @@ absl::StatusOr<OrderedJson> RunForJson(const std::string& path, const std::vecto
   }
   OrderedJson json = OrderedJson::parse(LastLine(*output), nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
-  return absl::InternalError(absl::StrCat(path, " printed no JSON: ", LastLine(*output)));
+  return absl::InternalError(absl::StrCat(program.path, " printed no JSON: ", LastLine(*output)));
 }
 
 }  // namespace weightbroker::bench

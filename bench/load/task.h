@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/process/spawn.h"
 
 namespace weightbroker::bench {
 
@@ -20,6 +21,7 @@ struct Task {
   // fill, write: makes a memfd from a buffer in cache, through a mapping or with write
   // plain_read: reads files into memory of its own, one after the other; with `digests` those of all tensors
   // pinned_copy: copies from pinned memory to GPUs, all at once
+  // verify_gpu: see gpu_verify.h
   std::string kind = {};
   std::vector<std::string> files = {};
   std::string folder = {};   // plain_read with digests: the model's
@@ -32,6 +34,7 @@ struct Task {
   bool huge_pages = true;
   std::vector<std::string> devices = {};  // pinned_copy: UUIDs
   double started_at = 0;                  // plain_read
+  std::vector<int64_t> slab_bytes = {};  // verify_gpu
 };
 
 nlohmann::ordered_json ToJson(const Task& task);
@@ -42,10 +45,10 @@ nlohmann::ordered_json DescribeMethod(const Task& task);
 // In the fresh process.
 absl::StatusOr<nlohmann::ordered_json> RunTask(const std::string& json);
 
-// INTERNAL with what it wrote to stderr if it fails.
-absl::StatusOr<nlohmann::ordered_json> RunTaskInFreshProcess(const Task& task);
+// The process gets `fds` besides. INTERNAL with what it wrote to stderr if it fails.
+absl::StatusOr<nlohmann::ordered_json> RunTaskInFreshProcess(const Task& task, std::vector<FdMapping> fds = {});
 
 // Runs a program of whose output the last line is JSON, and gives that. INTERNAL with the end of its stderr.
-absl::StatusOr<nlohmann::ordered_json> RunForJson(const std::string& path, const std::vector<std::string>& arguments);
+absl::StatusOr<nlohmann::ordered_json> RunForJson(SpawnOptions program);
 
 }  // namespace weightbroker::bench

@@ -12,6 +12,8 @@
 #                              more of them fails instead of being skipped
 # GPU_BENCH_FLAGS              for gpu_attach_bench, for instance "--gib 1,24 --rounds 1"
 # GPU_PUBLISH_FLAGS            for publish_bench, for instance "--gib 8"; by default 60, for which it needs 122 GiB
+# GPU_LOAD_FLAGS               for load_bench, for instance "--gib 8 --rounds 2"; by default 30 GiB in /dev/shm. Other
+#                              loaders take part if python3 can import them: PYTHONPATH may name a folder of theirs
 # OUT                          where JSON of the benchmarks, ctest's JUnit file and a log of each step go; else build/gpu
 #
 # Exits 0 only if all that was run went well.
@@ -84,7 +86,7 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_attach_bench fp8_bench publish_bench torch_engine $(gpu_tests))
+      gpu_attach_bench fp8_bench load_bench publish_bench torch_engine $(gpu_tests))
   fi
   cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
@@ -116,6 +118,18 @@ run_tests() {
     ctest --test-dir "$BUILD" -L '^gpu$' --output-on-failure --test-output-size-passed 100000 --output-junit "$RESULTS/gpu_tests.xml" "${ctest_arguments[@]}"
 }
 
+# Of the model for it nothing is a hole.
+run_load_bench() {
+  local folder=$1 status flags=() several=()
+  read -r -a flags <<<"${GPU_LOAD_FLAGS:---gib 30 --rounds 3}"
+  [[ $(nvidia-smi -L | grep -c '^GPU') -gt 1 ]] && several=(--tp 2)
+  "$BUILD/bin/load_bench" --json --gpu --folder "$folder" --quantize fp8_block "${several[@]}" "${flags[@]}" \
+    >"$RESULTS/gpu_load.json"
+  status=$?
+  rm -rf "$folder"
+  [[ $status -eq 0 ]] && python3 bench/load/table.py "$RESULTS/gpu_load.json"
+}
+
 run_bench() {
   local folder=/dev/shm/weightbroker_gpu_bench  # the files have holes: they take some MiB
   local flags=()
@@ -126,6 +140,7 @@ run_bench() {
   "$BUILD/bin/gpu_attach_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_attach.json" || return 1
   python3 bench/gpu/table.py "$RESULTS/gpu_attach.json"
   rm -rf "$folder"
+  run_load_bench "$folder" || return 1
   read -r -a flags <<<"${GPU_PUBLISH_FLAGS:-}"
   "$BUILD/bin/publish_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_publish.json" || return 1
   rm -rf "$folder"

@@ -28,6 +28,7 @@ TEST(FormatSecondsLeft, RoundsUpAndKeepsTwoUnits) {
   EXPECT_EQ(FormatSecondsLeft(125), "2 min 05 s");
   EXPECT_EQ(FormatSecondsLeft(3725), "1 h 02 min");
   EXPECT_EQ(FormatSecondsLeft(-1), "1 s");
+}
 
 TEST(FormatTable, LetsNoCellControlTheTerminal) {
   EXPECT_EQ(FormatTable({{"A", "B"}, {"\x1b[2J", "\n"}}), "A        B\n\\x1b[2J  \\x0a\n");
