@@ -30,14 +30,18 @@ class HealthFacts {
   // `clock` must outlive this object.
   HealthFacts(const Clock& clock, std::function<Facts()> read) : clock_(clock), read_(std::move(read)) {}
 
-  // At most a second old.
+  // At most a second old. It may read them, and a driver may take its time: for threads that can wait.
   Facts Get();
+
+  // The same if they have been read already; never waits.
+  std::optional<Facts> Fresh() const;
 
  private:
   const Clock& clock_;
   const std::function<Facts()> read_;
 
-  Mutex mutex_;
+  Mutex reading_;  // held while they are read, by one thread for all
+  mutable Mutex mutex_;
   std::optional<Facts> facts_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point read_at_ ABSL_GUARDED_BY(mutex_);
 };

@@ -135,17 +135,21 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerCo
     reactor->Finish(record->End(status));
     return reactor;
   }
+  if (const auto facts = context_.health_facts->Fresh(); facts.has_value()) {
+    FillHealth(*facts, response);
+    reactor->Finish(record->End(absl::OkStatus()));
+    return reactor;
+  }
   const bool taken = context_.device_workers->TrySubmit([this, reactor, record, response] {
-    FillHealth(response);
+    FillHealth(context_.health_facts->Get(), response);
     reactor->Finish(record->End(absl::OkStatus()));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;
 }
 
-void WeightBrokerServiceImpl::FillHealth(v1::HealthResponse* response) const {
+void WeightBrokerServiceImpl::FillHealth(const HealthFacts::Facts& facts, v1::HealthResponse* response) const {
   const RegistryTotals totals = context_.registry->Totals();
-  const HealthFacts::Facts facts = context_.health_facts->Get();
   response->set_status(ServiceStatus(totals));
   response->set_version(context_.version);
   response->set_process_id(getpid());

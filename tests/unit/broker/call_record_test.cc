@@ -83,6 +83,17 @@ TEST(ToGrpcStatus, StaysUnderFourKibibytesOnTheWireWhateverTheMessage) {
   EXPECT_THAT(status.error_message(), EndsWith(" more bytes)"));
 }
 
+TEST(HealthFacts, AreGivenWithoutWaitingOnceTheyHaveBeenRead) {
+  FakeClock clock;
+  HealthFacts facts(clock, [] { return HealthFacts::Facts{.available_bytes = 7}; });
+  EXPECT_FALSE(facts.Fresh().has_value());
+  facts.Get();
+  ASSERT_TRUE(facts.Fresh().has_value());
+  EXPECT_EQ(facts.Fresh()->available_bytes, 7);
+  clock.Advance(std::chrono::seconds(1));
+  EXPECT_FALSE(facts.Fresh().has_value());
+}
+
 TEST(HealthFacts, AreReadAtMostOnceASecond) {
   FakeClock clock;
   int reads = 0;
