@@ -109,6 +109,20 @@ class FailureWatch {
   std::set<std::string> seen_otherwise_;  // devices whose weights had not failed when this began to look
 };
 
+absl::Status Absent(const std::vector<std::string>& devices) {
+  const std::string list = absl::StrJoin(devices, ", ");
+  return MakeError(
+      Reason::kNotResident,
+      absl::StrCat("no rank is attached before all are there, and the services of these GPUs do not have theirs: ",
+                   list),
+      {{"devices", list}});
+}
+
+// Where the deadline has passed under a call, what was known before says more.
+absl::Status OrAbsent(const absl::Status& status, const std::vector<std::string>& absent) {
+  return HasReason(status, Reason::kDeadlineExceeded) && !absent.empty() ? Absent(absent) : status;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Services>> Services::Open(const ConnectionOptions& options) {
@@ -146,21 +160,20 @@ absl::StatusOr<std::shared_ptr<const Connection>> Services::Connect(const std::s
 absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, const std::vector<std::string>& devices,
                                                   const RanksWait& wait) {
   FailureWatch failures(services, devices, wait);
+  std::vector<std::string> absent;  // when they were last asked
   while (true) {
-    ASSIGN_OR_RETURN(const Answers answers, AskAll(services, devices, wait.request, wait.deadline));
-    std::vector<std::string> absent;
-    for (const auto& [device, answer] : answers) {
+    const absl::StatusOr<Answers> answers = AskAll(services, devices, wait.request, wait.deadline);
+    if (!answers.ok()) return OrAbsent(answers.status(), absent);
+    absent.clear();
+    for (const auto& [device, answer] : *answers) {
       if (!answer.resident()) absent.push_back(device);
     }
-    if (absent.empty()) return OneFingerprint(answers);
-    for (const std::string& device : absent) RETURN_IF_ERROR(failures.Check(device, answers.at(device).fingerprint()));
-    if (Remaining(wait.deadline) <= kPollInterval) {
-      return MakeError(Reason::kNotResident,
-                       absl::StrCat("no rank is attached before all are there, and the services of these GPUs do not "
-                                    "have theirs: ",
-                                    absl::StrJoin(absent, ", ")),
-                       {{"devices", absl::StrJoin(absent, ", ")}});
+    if (absent.empty()) return OneFingerprint(*answers);
+    for (const std::string& device : absent) {
+      const absl::Status checked = failures.Check(device, answers->at(device).fingerprint());
+      if (!checked.ok()) return OrAbsent(checked, absent);
     }
+    if (Remaining(wait.deadline) <= kPollInterval) return Absent(absent);
     std::this_thread::sleep_for(kPollInterval);
   }
 }

@@ -125,7 +125,7 @@ TEST_F(TwoServicesTest, AreRefusedWhereTheirWeightsDiffer) {
 TEST_F(TwoServicesTest, AreNamedWhereTheirWeightsDoNotCome) {
   late_[1] = 1 << 30;
 
-  EXPECT_THAT(Wait(milliseconds(300)),
+  EXPECT_THAT(Wait(seconds(2)),
               AllOf(StatusIs(Reason::kNotResident, HasSubstr(uuids_[1])), HasMetadata("devices", uuids_[1])));
 }
 
