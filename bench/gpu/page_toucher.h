@@ -1,7 +1,7 @@
 // Reads one word of every 2 MiB of tensors in GPU memory, and sums up what it read.
 //
-//   ASSIGN_OR_RETURN(PageToucher toucher, PageToucher::Create(context, image_path));     // compiles nothing, moves
-//   code ASSIGN_OR_RETURN(const uint64_t sum, toucher.Touch(ranges));                         // in the order of names
+//   ASSIGN_OR_RETURN(PageToucher toucher, PageToucher::Create(context, image_path));   // compiles nothing, moves code
+//   ASSIGN_OR_RETURN(const uint64_t sum, toucher.Touch(ranges));                       // in the order of names
 //
 // Not thread-safe.
 #pragma once

@@ -67,6 +67,7 @@ LoadOptions PrivateGpuMemory::Tune(LoadOptions options) {
   options.buffers = &buffers_;
   if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
   if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
+  if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
   return options;
 }
 

@@ -25,6 +25,7 @@ namespace weightbroker {
 // Reader threads and chunks with which tmpfs came to an H200 fastest: 53.0 GB/s, where copies of pinned chunks of that
 // size came to 53.4. With chunks of 1, 2 and 8 MiB it was 44, 50 and 46; with 8 threads 46.
 inline constexpr int kCudaReaderThreads = 16;
+inline constexpr int kCudaReadsPerThread = 1;  // with 2, and so a third chunk, a load of 30 GiB took 0.82 s, not 0.71
 inline constexpr int64_t kCudaChunkBytes = 4 << 20;
 
 // `slabs` are the addresses at which the plan's slabs can be written, in the context; all zeros. `before_digests` is

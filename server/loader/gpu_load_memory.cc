@@ -62,6 +62,7 @@ class GpuLoadMemory : public LoadMemory {
     options.buffers = buffers_.get();
     if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
     if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
+    if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
     return options;
   }
 

@@ -466,7 +466,9 @@ CudaResult FakeCudaDriver::PointerGetMemoryType(CudaDevicePtr address, int* type
   *type = kCudaMemoryDevice;
   if (FindRange(address) != nullptr) return kCudaSuccess;
   *type = kCudaMemoryHost;
-  return is_inside(registered_) || pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+  const auto next = registered_.upper_bound(address);
+  const bool is_registered = next != registered_.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  return is_registered || pinned_.count(Pointer(address)) > 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
 CudaResult FakeCudaDriver::PointerGetDevice(CudaDevicePtr address, CudaDevice* device) {
