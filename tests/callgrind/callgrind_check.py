@@ -56,11 +56,11 @@ def count_manifest(workload, _broker, scratch):
 def count_health(workload, broker, scratch):
     """Of one call: what the handler does, from the request to handing the response to gRPC.
 
-    What it tells of the machine it reads once a second: how often that is in a run depends on how busy the machine is.
+    What it tells of the machine a worker reads, once a second, outside of the handler: how often that is in a run
+    depends on how busy the machine is.
     """
     out, socket, log = scratch / "callgrind.out", scratch / "socket", scratch / "log"
-    functions = ["weightbroker::WeightBrokerServiceImpl::Health*",
-                 "std::_Function_handler<weightbroker::HealthFacts::Facts*"]
+    functions = ["weightbroker::WeightBrokerServiceImpl::Health(*"]
     command = callgrind(out, functions, broker, f"--socket={socket}", "--metrics_address=", "--log_level=error")
     with open(log, "wb") as log_file:
         service = subprocess.Popen(command, stdout=log_file, stderr=log_file)
