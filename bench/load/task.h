@@ -34,7 +34,7 @@ struct Task {
   bool huge_pages = true;
   std::vector<std::string> devices = {};  // pinned_copy: UUIDs
   double started_at = 0;                  // plain_read
-  std::vector<int64_t> slab_bytes = {};  // verify_gpu
+  std::vector<int64_t> slab_bytes = {};   // verify_gpu
 };
 
 nlohmann::ordered_json ToJson(const Task& task);

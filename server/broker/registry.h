@@ -99,7 +99,7 @@ struct WeightSetView {
   int64_t total_bytes = 0;
   double rate_bytes_per_second = 0;
   std::optional<double> seconds_left;  // at that rate
-  absl::Status failure;  // the cause, in state FAILED
+  absl::Status failure;                // the cause, in state FAILED
 };
 
 // Sums over all weight sets at one moment.
