@@ -16,6 +16,8 @@ namespace {
 
 // No call of a service waits for a load without taking part in it: Register with `wait` begins one where there is none,
 // and the other ranks' are for their own engines to begin.
+// How often services are asked for all that they hold, to see what has failed: a longer answer than a fingerprint.
+constexpr std::chrono::milliseconds kFailureInterval(500);
 constexpr std::chrono::milliseconds kPollInterval(20);
 
 // A UUID becomes part of a path: nothing but what one consists of may.
@@ -161,6 +163,7 @@ absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, cons
                                                   const RanksWait& wait) {
   FailureWatch failures(services, devices, wait);
   std::vector<std::string> absent;  // when they were last asked
+  auto next_look = std::chrono::steady_clock::now();
   while (true) {
     const absl::StatusOr<Answers> answers = AskAll(services, devices, wait.request, wait.deadline);
     if (!answers.ok()) return OrAbsent(answers.status(), absent);
@@ -169,7 +172,9 @@ absl::StatusOr<std::string> WaitForOneFingerprint(const Services& services, cons
       if (!answer.resident()) absent.push_back(device);
     }
     if (absent.empty()) return OneFingerprint(*answers);
-    for (const std::string& device : absent) {
+    const bool looks = std::chrono::steady_clock::now() >= next_look;
+    if (looks) next_look = std::chrono::steady_clock::now() + kFailureInterval;
+    for (const std::string& device : looks ? absent : std::vector<std::string>()) {
       const absl::Status checked = failures.Check(device, answers->at(device).fingerprint());
       if (!checked.ok()) return OrAbsent(checked, absent);
     }

@@ -91,6 +91,8 @@ std::string ValueOf(const v1::WeightSpec& spec, const google::protobuf::FieldDes
     for (int i = 0; i < reflection.FieldSize(spec, &field); ++i) {
       values.push_back(reflection.GetRepeatedString(spec, &field, i));
     }
+    std::sort(values.begin(), values.end());  // a list of names that says the same in any order
+    values.erase(std::unique(values.begin(), values.end()), values.end());
     return absl::StrJoin(values, ",");
   }
   if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_STRING) return reflection.GetString(spec, &field);
@@ -127,11 +129,10 @@ v1::Environment EnvironmentOf(const SetFlags& flags) {
 }
 
 absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set) {
-  ASSIGN_OR_RETURN(const v1::WeightSpec wanted, CompleteSpec(flags.spec));
   std::vector<const google::protobuf::FieldDescriptor*> given;  // those with a value
   flags.spec.GetReflection()->ListFields(flags.spec, &given);
   for (const auto* const field : given) {
-    const std::string said = ValueOf(wanted, *field);
+    const std::string said = ValueOf(flags.spec, *field);
     const std::string found = ValueOf(set.spec(), *field);
     if (said != found) return Contradiction(absl::StrCat("spec.", std::string(field->name())), said, found, set);
   }

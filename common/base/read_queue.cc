@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -47,8 +49,7 @@ class UringReadQueue : public ReadQueue {
 
   Completion Wait() override {
     io_uring_cqe* entry = nullptr;
-    while (io_uring_wait_cqe(&ring_, &entry) != 0) {  // a signal; nothing else can end the wait
-    }
+    while (io_uring_wait_cqe(&ring_, &entry) != 0) std::this_thread::yield();  // a signal
     const Completion done = {.tag = io_uring_cqe_get_data64(entry),
                              .count = std::max(0, entry->res),
                              .error_number = std::max(0, -entry->res)};
@@ -59,15 +60,21 @@ class UringReadQueue : public ReadQueue {
 
  private:
   absl::Status Submit() {
-    while (true) {
-      const int result = io_uring_submit(&ring_);
-      if (result >= 0) return absl::OkStatus();
-      if (result == -EINTR || result == -EAGAIN || result == -EBUSY) continue;
-      is_broken_ =
-          true;  // the entry is still in the ring: a later call would begin to read into a buffer that has gone
-      return SystemError("io_uring_enter", -result);
+    int result = io_uring_submit(&ring_);
+    for (int tries = 0; result < 0 && IsPassing(result) && tries < kMaxTries; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      result = io_uring_submit(&ring_);
     }
+    if (result >= 0) return absl::OkStatus();
+    // The entry is still in the ring: a later call would begin to read into a buffer that has gone.
+    is_broken_ = true;
+    return SystemError("io_uring_enter", -result);
   }
+
+  // The kernel has no memory for it just now, or must be asked again.
+  static bool IsPassing(int result) { return result == -EINTR || result == -EAGAIN || result == -EBUSY; }
+
+  static constexpr int kMaxTries = 1000;
 
   io_uring ring_ = {};
   bool is_open_ = false;

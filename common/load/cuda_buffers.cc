@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -21,9 +22,13 @@ CudaBuffers::~CudaBuffers() {
   }
 }
 
+int64_t CudaBuffers::SizeOf(int64_t size_bytes) const {
+  return (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
+
 absl::StatusOr<std::span<std::byte>> CudaBuffers::Allocate(int64_t size_bytes) {
   Buffer buffer;
-  buffer.size_bytes = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  buffer.size_bytes = SizeOf(size_bytes);
   const auto size = static_cast<size_t>(buffer.size_bytes);
   buffer.data = std::aligned_alloc(kHugePageBytes, size);
   if (buffer.data == nullptr) {

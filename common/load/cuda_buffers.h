@@ -28,6 +28,7 @@ class CudaBuffers : public BufferSource {
   CudaBuffers& operator=(const CudaBuffers&) = delete;
 
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override;
+  int64_t SizeOf(int64_t size_bytes) const override;  // whole huge pages
   int chunks_in_flight() const override { return 1; }
 
   // How much of what was allocated could be pinned, and how much could not.

@@ -242,9 +242,11 @@ class CudaDestination : public Destination {
                              Flight* flight) {
     if (runs.size() > kFewRuns && run_copier_.CanRead(chunk)) {
       const size_t size_bytes = runs.size() * sizeof(CopyRun);
-      ASSIGN_OR_RETURN(std::byte* const staging, Stage(static_cast<int64_t>(size_bytes), flight));
-      std::memcpy(staging, runs.data(), size_bytes);
-      return run_copier_.Launch({reinterpret_cast<const CopyRun*>(staging), runs.size()}, stream);
+      const absl::StatusOr<std::byte*> staging = Stage(static_cast<int64_t>(size_bytes), flight);
+      if (staging.ok()) {
+        std::memcpy(*staging, runs.data(), size_bytes);
+        return run_copier_.Launch({reinterpret_cast<const CopyRun*>(*staging), runs.size()}, stream);
+      }
     }
     for (const CopyRun& run : runs) {
       RETURN_IF_ERROR(Check(cuda_.MemcpyHtoDAsync(run.to, reinterpret_cast<const void*>(run.from),

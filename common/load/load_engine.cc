@@ -55,13 +55,17 @@ Tuning Tune(const LoadOptions& options, bool has_queue, int chunks_in_flight, in
   return tuning;
 }
 
+void LogNoQueue(const absl::Status& error) {
+  Log(LogLevel::kWarning, "load.io_uring_unavailable", {{"error", std::string(error.message())}});
+}
+
 // Whether to read by io_uring; says so if this process may not. SYSTEM_ERROR if it must and may not.
 absl::StatusOr<bool> HasQueue(FileSystem& file_system, ReadMethod wanted) {
   if (wanted == ReadMethod::kPread) return false;
   const auto queue = file_system.NewReadQueue(1);
   if (queue.ok()) return true;
   if (wanted == ReadMethod::kIoUring) return queue.status();
-  Log(LogLevel::kWarning, "load.io_uring_unavailable", {{"error", std::string(queue.status().message())}});
+  LogNoQueue(queue.status());
   return false;
 }
 
@@ -97,7 +101,7 @@ class LoadRun {
         options_(options),
         reads_(source.checkpoint, source.plan, options.chunk_bytes > 0 ? options.chunk_bytes : kChunkBytes),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), reads_.buffer_bytes())) {}
+        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))) {}
 
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
   absl::Status Run(const LoadProgressCallback& progress) {
@@ -116,11 +120,11 @@ class LoadRun {
 
   // All but the times.
   LoadReport Describe() const {
-    return {.read_method = tuning_.has_queue ? ReadMethod::kIoUring : ReadMethod::kPread,
+    return {.read_method = tuning_.has_queue && !lacks_queues_ ? ReadMethod::kIoUring : ReadMethod::kPread,
             .reader_threads = tuning_.reader_threads,
             .reads_per_thread = tuning_.reads_per_thread,
             .buffer_bytes = reads_.buffer_bytes(),
-            .buffers_bytes = tuning_.buffers() * reads_.buffer_bytes()};
+            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes())};
   }
 
  private:
@@ -152,20 +156,25 @@ class LoadRun {
 
   void ReadUntilDone() {
     BufferRing buffers(buffers_, reads_.buffer_bytes(), tuning_.buffers_per_thread, destinations_);
-    ItemReader reader(files_, NewQueue());
-    if (absl::Status status = ReadAndStoreAll(buffers, reader); !status.ok()) Fail(std::move(status));
-    if (absl::Status status = buffers.ReleaseAll(); !status.ok()) Fail(std::move(status));
+    absl::Status status = ReadAndStoreAll(buffers);
+    if (!status.ok()) Fail(std::move(status));
+    status = buffers.ReleaseAll();
+    if (!status.ok()) Fail(std::move(status));
     DiscountReader();
   }
 
-  // Null if there is none to be had.
-  std::unique_ptr<ReadQueue> NewQueue() {
+  // Null without io_uring. One thread may be refused what another has got: then it is said once.
+  absl::StatusOr<std::unique_ptr<ReadQueue>> NewQueue() {
     if (!tuning_.has_queue) return nullptr;
     auto queue = file_system_.NewReadQueue(tuning_.reads_per_thread);
-    return queue.ok() ? *std::move(queue) : nullptr;
+    if (queue.ok() || options_.read_method == ReadMethod::kIoUring) return queue;
+    if (!lacks_queues_.exchange(true)) LogNoQueue(queue.status());
+    return nullptr;
   }
 
-  absl::Status ReadAndStoreAll(BufferRing& buffers, ItemReader& reader) {
+  absl::Status ReadAndStoreAll(BufferRing& buffers) {
+    ASSIGN_OR_RETURN(auto queue, NewQueue());
+    ItemReader reader(files_, std::move(queue));
     while (!stop_) {
       while (reader.under_way() < static_cast<size_t>(tuning_.reads_per_thread)) {
         const size_t next = next_item_++;
@@ -216,6 +225,7 @@ class LoadRun {
 
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> lacks_queues_{false};  // some thread has none, though there should be
   std::atomic<int64_t> done_bytes_{0};
 
   Mutex mutex_;

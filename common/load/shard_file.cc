@@ -140,9 +140,8 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::Finish(const ReadQueue::Co
   if (read.error_number != 0) {
     const absl::Status error =
         SystemError(absl::StrCat("read ", path_, " at byte ", RoundDown(begin_bytes)), read.error_number);
-    if (!RefusesDirect(error)) return Explain(error);
-    GiveUpDirect();
-    return Read(begin_bytes, end_bytes, buffer);
+    // It may be the ring that refuses, and not the file system: pread finds out.
+    return RefusesDirect(error) ? Read(begin_bytes, end_bytes, buffer) : Explain(error);
   }
   const auto direct = Direct();
   direct_bytes_ += read.count;

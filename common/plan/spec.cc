@@ -117,34 +117,18 @@ absl::Status CheckDtypeWord(const std::string& wanted, const Checkpoint& checkpo
                    {{"field", "spec.dtype"}, {"requested", wanted}, {"found", name}});
 }
 
-// Whether the name of a module, alone or together with others of the set, says something of a tensor of the checkpoint.
-bool IsOfUse(const std::string& name, const std::vector<std::string>& all, const Checkpoint& checkpoint) {
-  const ModuleSet alone({name});
-  const auto& tensors = checkpoint.tensors;
-  const auto& aliases = checkpoint.aliases;
-  if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) { return alone.Covers(tensor.name); }) ||
-      std::any_of(aliases.begin(), aliases.end(), [&](const auto& alias) { return alone.Covers(alias.first); })) {
-    return true;
-  }
-  // "q_proj" of a model that has "qkv_proj": only with the other two.
-  std::vector<std::string> others;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(others), [&](const auto& other) { return other != name; });
-  const ModuleSet with(all);
-  const ModuleSet without(others);
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [&](const auto& tensor) { return with.Covers(tensor.name) && !without.Covers(tensor.name); });
-}
-
 absl::Status CheckModulesAreThere(const v1::WeightSpec& spec, const Checkpoint& checkpoint) {
-  const std::vector<std::string> all(spec.unquantized_modules().begin(), spec.unquantized_modules().end());
-  for (const std::string& name : all) {
-    if (IsOfUse(name, all, checkpoint)) continue;
-    return MakeError(Reason::kInvalidArgument,
-                     absl::StrCat("spec.unquantized_modules has ", Quote(name),
-                                  ", and no tensor of the checkpoint is in a module of that name: is it misspelt?"),
-                     {{"field", "spec.unquantized_modules"}, {"found", Printable(name)}});
-  }
-  return absl::OkStatus();
+  if (spec.unquantized_modules().empty()) return absl::OkStatus();
+  std::vector<std::string_view> tensors;
+  for (const CheckpointTensor& tensor : checkpoint.tensors) tensors.push_back(tensor.name);
+  for (const auto& [alias, target] : checkpoint.aliases) tensors.push_back(alias);
+  const std::vector<std::string> unused =
+      ModuleSet::Unused({spec.unquantized_modules().begin(), spec.unquantized_modules().end()}, tensors);
+  if (unused.empty()) return absl::OkStatus();
+  return MakeError(Reason::kInvalidArgument,
+                   absl::StrCat("spec.unquantized_modules has ", Quote(unused.front()),
+                                ", and no tensor of the checkpoint is in a module of that name: is it misspelt?"),
+                   {{"field", "spec.unquantized_modules"}, {"found", Printable(unused.front())}});
 }
 
 }  // namespace

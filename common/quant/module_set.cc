@@ -67,6 +67,55 @@ ModuleSet::ModuleSet(const std::vector<std::string>& names) {
   }
 }
 
+std::vector<std::string> ModuleSet::Unused(const std::vector<std::string>& names,
+                                           const std::vector<std::string_view>& tensors) {
+  const ModuleSet set(names);
+  Used used;
+  for (const std::string_view tensor : tensors) set.CollectUsed(tensor, &used);
+  std::vector<std::string> unused;
+  for (const std::string& name : names) {
+    const std::string_view path = WithoutWrappers(name);
+    const auto& of_its_kind = path.size() < name.size() ? used.paths : used.fragments;
+    if (!of_its_kind.contains(std::string(path))) unused.push_back(name);
+  }
+  return unused;
+}
+
+void ModuleSet::CollectUsed(std::string_view tensor, Used* used) const {
+  CollectUsedAsSpelled(tensor, used);
+  for (const FusedModule& module : FusedModules()) {
+    for (const std::string_view part : module.parts) {
+      const std::string fused = WithSegment(tensor, part, module.fused);
+      if (!fused.empty()) CollectUsedAsSpelled(fused, used);
+    }
+    if (WithSegment(tensor, module.fused, module.fused).empty()) continue;
+    const auto is_covered = [&](std::string_view part) {
+      return CoversAsSpelled(WithSegment(tensor, module.fused, part));
+    };
+    if (!std::all_of(module.parts.begin(), module.parts.end(), is_covered)) continue;
+    for (const std::string_view part : module.parts) {
+      CollectUsedAsSpelled(WithSegment(tensor, module.fused, part), used);
+    }
+  }
+}
+
+void ModuleSet::CollectUsedAsSpelled(std::string_view tensor, Used* used) const {
+  const auto collect = [](const absl::flat_hash_set<std::string>& names, absl::flat_hash_set<std::string>& found) {
+    return [&](std::string_view part) {
+      const auto name = names.find(std::string(part));
+      if (name != names.end()) found.insert(*name);
+      return false;  // there may be more
+    };
+  };
+  AnyPrefix(WithoutWrappers(tensor), collect(paths_, used->paths));
+  while (!fragments_.empty()) {
+    AnyPrefix(tensor, collect(fragments_, used->fragments));
+    const size_t dot = tensor.find('.');
+    if (dot == std::string_view::npos) return;
+    tensor.remove_prefix(dot + 1);
+  }
+}
+
 bool ModuleSet::Covers(std::string_view tensor) const {
   if (paths_.empty() && fragments_.empty()) return false;
   if (CoversAsSpelled(tensor)) return true;

@@ -21,12 +21,25 @@ class ModuleSet {
   // Whether `tensor` is, or lies in, a module of the set.
   bool Covers(std::string_view tensor) const;
 
+  // Those of `names`, in their order, by which none of `tensors` is covered, neither alone nor together with the
+  // others.
+  static std::vector<std::string> Unused(const std::vector<std::string>& names,
+                                         const std::vector<std::string_view>& tensors);
+
   // Whether `name` is a plain module name: letters, digits, '_', '-' and single dots between. Anything else would be a
   // pattern, which engines read differently.
   static bool IsPlainName(std::string_view name);
 
  private:
+  // Names of the set by which tensors are covered, as the set keeps them.
+  struct Used {
+    absl::flat_hash_set<std::string> paths;
+    absl::flat_hash_set<std::string> fragments;
+  };
+
   bool CoversAsSpelled(std::string_view tensor) const;
+  void CollectUsed(std::string_view tensor, Used* used) const;
+  void CollectUsedAsSpelled(std::string_view tensor, Used* used) const;
 
   absl::flat_hash_set<std::string> paths_;      // from the root, wrappers taken off
   absl::flat_hash_set<std::string> fragments_;  // anywhere

@@ -28,7 +28,7 @@ constexpr int kMaxStreamsPerConnection = 1024;
 constexpr int kMaxRequestBytes = 1 << 20;
 // Health asks which pages a slab would get; every slab worth the name is at least this long.
 constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
-// Health and AllocateSlabs: more of them at once would only wait for each other in the driver.
+// More of them at once would only wait for each other in the driver.
 constexpr int kDeviceWorkers = 2;
 constexpr size_t kMaxWaitingForDevices = 256;
 // For what has been said last to be written. gRPC waits for connections whose clients do not look at them, too, and for
@@ -81,6 +81,7 @@ struct Broker::Parts {
              .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
         workers(options.worker_threads, options.max_waiting_calls),
         device_workers(kDeviceWorkers, kMaxWaitingForDevices),
+        health_worker(1, kMaxWaitingForDevices),
         context(MakeContext()),
         service(context),
         admin(context),
@@ -97,6 +98,7 @@ struct Broker::Parts {
             .metrics = &metrics,
             .workers = &workers,
             .device_workers = &device_workers,
+            .health_worker = &health_worker,
             .health_facts = &health_facts,
             .live_calls = &live_calls,
             .clock = options.clock,
@@ -185,6 +187,7 @@ struct Broker::Parts {
   PublicationManager publications;
   WorkerPool workers;
   WorkerPool device_workers;
+  WorkerPool health_worker;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;
@@ -302,6 +305,7 @@ void Broker::Parts::Shutdown() {
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();
   device_workers.Stop();
+  health_worker.Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(BrokerOptions options, int listen_fd) {

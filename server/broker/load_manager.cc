@@ -172,16 +172,21 @@ absl::Status LoadManager::RunLoader(const RunningRef& running) {
     running->session = session;
   }
   const absl::Status result = session->Run();
-  ReportDegraded(session->report());
+  if (result.ok()) ReportDegraded(*running->set, session->report());
   MutexLock lock(mutex_);
   running->session = nullptr;
   return result;
 }
 
 // The loader's own log has the details.
-void LoadManager::ReportDegraded(const internal::v1::LoadReport& report) const {
+void LoadManager::ReportDegraded(const WeightSetEntry& set, const internal::v1::LoadReport& report) const {
   if (!options_.on_degraded) return;
-  if (report.read_method() == "pread" && options_.reading.method.empty()) options_.on_degraded("no_io_uring");
+  // A GPU is loaded with one read a thread under way, with or without.
+  const bool is_slower =
+      set.placement().handle_kind == v1::HANDLE_KIND_HOST_MEMFD || options_.reading.reads_per_thread > 1;
+  if (is_slower && report.read_method() == "pread" && options_.reading.method.empty()) {
+    options_.on_degraded("no_io_uring");
+  }
   if (report.unpinned_bytes() > 0) options_.on_degraded("not_pinned");
 }
 

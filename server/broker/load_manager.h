@@ -85,7 +85,7 @@ class LoadManager {
   void Follow(const RunningRef& running);
   void ForgetLoad(const RunningRef& running, const absl::Status& result);
   absl::Status WaitForTurn(const RunningRef& running);
-  void ReportDegraded(const internal::v1::LoadReport& report) const;
+  void ReportDegraded(const WeightSetEntry& set, const internal::v1::LoadReport& report) const;
   absl::Status RunLoader(const RunningRef& running);
   void RequestCancel(const RunningRef& running, const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void JoinFinished();

@@ -127,7 +127,7 @@ absl::Status LoadSession::OnProgress(const internal::v1::LoadProgress& progress)
 void LoadSession::LogProgress(const WeightSetView& view) {
   last_logged_ = last_progress_;
   LogFields fields = {{"fingerprint", set_->fingerprint().hash},
-                      {"phase", v1::WeightSetState_Name(view.state)},
+                      {"state", StateName(view.state)},
                       {"done_bytes", absl::StrCat(view.done_bytes)},
                       {"total_bytes", absl::StrCat(view.total_bytes)},
                       {"bytes_per_second", absl::StrCat(static_cast<int64_t>(view.rate_bytes_per_second))}};

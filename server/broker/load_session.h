@@ -35,7 +35,7 @@ class LoadSession {
   // Cancel was given.
   absl::Status Run();
 
-  // What the loader says of how it went, once Run has succeeded; empty before and otherwise.
+  // What the loader says of how it went; of use once Run has succeeded.
   const internal::v1::LoadReport& report() const { return report_; }
 
   // Kills the loader, and Run gives `cause`. Once the loader has handed over everything it is too late: the set becomes

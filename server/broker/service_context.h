@@ -38,6 +38,7 @@ struct ServiceContext {
   Metrics* metrics = nullptr;
   WorkerPool* workers = nullptr;
   WorkerPool* device_workers = nullptr;  // for questions to the GPUs' driver: one that hangs holds up those alone
+  WorkerPool* health_worker = nullptr;   // for those of Health, of which all wait for the same answers
   HealthFacts* health_facts = nullptr;
   LiveCalls* live_calls = nullptr;
   const Clock* clock = nullptr;

@@ -112,11 +112,15 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::AllocateSlabs(grpc::CallbackS
     if (memory.ok()) *response->mutable_slabs() = DescribeWritable(context_, publication->facts(), *memory);
     reactor->Finish(record->End(memory.status()));
   };
-  // How much a device has left is asked of its driver, which takes its time.
-  const bool taken = context_.device_workers->TrySubmit([publication, request, answer] {
+  const auto allocate = [publication, request, answer] {
     publication->Allocate({request->slab_bytes().begin(), request->slab_bytes().end()}, answer);
-  });
-  if (!taken) answer(WorkersBusyError());
+  };
+  if (publication->facts().place.device == kHostDevice) {
+    allocate();
+  } else if (!context_.device_workers->TrySubmit(
+                 allocate)) {  // the driver, which is asked what is left, takes its time
+    answer(WorkersBusyError());
+  }
   return reactor;
 }
 
@@ -140,7 +144,7 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerCo
     reactor->Finish(record->End(absl::OkStatus()));
     return reactor;
   }
-  const bool taken = context_.device_workers->TrySubmit([this, reactor, record, response] {
+  const bool taken = context_.health_worker->TrySubmit([this, reactor, record, response] {
     FillHealth(context_.health_facts->Get(), response);
     reactor->Finish(record->End(absl::OkStatus()));
   });

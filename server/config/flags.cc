@@ -62,8 +62,7 @@ constexpr FlagRow kRows[] = {
      "Length of one read, a multiple of 4KiB from 8KiB to 256MiB; 0 chooses: 2MiB for host memory, 4MiB for a GPU"},
     {"read_method", kText, kEverywhere, "METHOD", "auto",
      "How checkpoints are read: io_uring, which fails where the system does not allow it, pread, or auto: io_uring "
-     "where "
-     "it is allowed"},
+     "where it is allowed"},
     {"max_concurrent_loads", kText, kEverywhere, "N", "2", "Loads under way at once, 1 to 64; further ones wait"},
     {"loader_stall_timeout", kText, kEverywhere, "TIME", "10m",
      "A loader that makes no progress for so long (reads no byte and ends no phase) is killed, and its load fails; 0s: "

@@ -46,7 +46,7 @@ class FaultyReadQueue : public ReadQueue {
       const std::lock_guard<std::mutex> lock(owner_.mutex_);
       ++owner_.queued_reads_;
     }
-    if (!owner_.OnRead(file.path())) {
+    if (owner_.queued_error_ != 0 || !owner_.OnRead(file.path())) {
       failed_.push_back(tag);
       return absl::OkStatus();
     }
@@ -58,7 +58,7 @@ class FaultyReadQueue : public ReadQueue {
     if (failed_.empty()) return real_->Wait();
     const uint64_t tag = failed_.back();
     failed_.pop_back();
-    return {.tag = tag, .count = 0, .error_number = EIO};
+    return {.tag = tag, .count = 0, .error_number = owner_.queued_error_ != 0 ? owner_.queued_error_ : EIO};
   }
 
  private:
@@ -68,7 +68,10 @@ class FaultyReadQueue : public ReadQueue {
 };
 
 absl::StatusOr<std::unique_ptr<ReadQueue>> FaultyFileSystem::NewReadQueue(int depth) {
-  if (refuses_queues_) return SystemError("io_uring_setup", EPERM);
+  const int number = ++queues_;
+  if (refuses_queues_ || (refuses_queues_from_ > 0 && number >= refuses_queues_from_)) {
+    return SystemError("io_uring_setup", EPERM);
+  }
   ASSIGN_OR_RETURN(auto queue, real_.NewReadQueue(depth));
   return std::make_unique<FaultyReadQueue>(*this, std::move(queue));
 }

@@ -7,6 +7,7 @@
 // Faults are set before use; then it is thread-safe. Paths are matched by their end.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,6 +31,12 @@ class FaultyFileSystem : public FileSystem {
 
   // There is no io_uring to be had, as in many containers.
   void RefuseReadQueues() { refuses_queues_ = true; }
+
+  // Of the queues that are asked for, the `nth` (from 1) and those after it are refused.
+  void RefuseReadQueuesFrom(int nth) { refuses_queues_from_ = nth; }
+
+  // Each read that a queue has taken ends with this errno.
+  void EndQueuedReadsWith(int error_number) { queued_error_ = error_number; }
 
   // The page cache has what IsCached is asked for; otherwise it has nothing, whatever the system says.
   void PretendCached() { is_cached_ = true; }
@@ -76,6 +83,9 @@ class FaultyFileSystem : public FileSystem {
   int64_t max_read_bytes_ = INT64_MAX;
   bool refuses_direct_ = false;
   bool refuses_queues_ = false;
+  int refuses_queues_from_ = 0;
+  int queued_error_ = 0;
+  std::atomic<int> queues_{0};
   bool is_cached_ = false;
   std::vector<std::string> unopenable_;
   std::map<std::string, int64_t> sizes_;

@@ -136,7 +136,7 @@ TEST_F(LoadManagerTest, LogsHowFarALoadIs) {
   const std::string log = ::testing::internal::GetCapturedStderr();
   ASSERT_EQ(view.state, v1::WEIGHT_SET_STATE_RESIDENT);
   EXPECT_THAT(log, HasSubstr("event=load.progress"));
-  EXPECT_THAT(log, HasSubstr("phase=WEIGHT_SET_STATE_VERIFYING done_bytes=512 total_bytes="));
+  EXPECT_THAT(log, HasSubstr("state=VERIFYING done_bytes=512 total_bytes="));
 }
 
 TEST_F(LoadManagerTest, TellsTheLoaderHowToRead) {

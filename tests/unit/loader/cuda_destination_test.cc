@@ -250,6 +250,20 @@ TEST_F(ShortRunsTest, AreCopiedTogetherFromPinnedMemory) {
   ExpectEveryByte(*gpu);
 }
 
+TEST_F(ShortRunsTest, AreCopiedOneByOneWhereTheirListCannotBePinned) {
+  cuda_.Fail("cuMemHostAlloc", kCudaOutOfMemory);
+  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
+    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
+    const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
+    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
+    absl::Status status = destination.Store(buffer, case_.transfers);
+    status.Update(destination.Release(buffer));
+    return status;
+  });
+  ASSERT_THAT(gpu, IsOk());
+  ExpectEveryByte(*gpu);
+}
+
 TEST_F(ShortRunsTest, AreCopiedOneByOneFromMemoryThatTheGpuCannotRead) {
   const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
     RETURN_IF_ERROR(destination.Store(case_.chunk, case_.transfers));

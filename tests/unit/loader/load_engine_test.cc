@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -315,6 +316,37 @@ TEST_P(LoadEngineTest, FailsWhereItMustReadByIoUringAndThatIsRefused) {
   EXPECT_THAT(LoadNode({files, checkpoint_, identity_, plan_}, destinations, {.read_method = ReadMethod::kIoUring},
                        [](int64_t) { return absl::OkStatus(); }),
               HasMetadata("errno", "EPERM"));
+}
+
+TEST_P(LoadEngineTest, ReadsAnewPastThePageCacheWhatTheQueueCouldNotRead) {
+  for (const int error_number : {EINVAL, EOPNOTSUPP, EFAULT, EINTR, EAGAIN, ECANCELED}) {
+    Prepare(AwkwardTensors());
+    FaultyFileSystem files(RealFileSystem());
+    files.EndQueuedReadsWith(error_number);
+    ASSERT_NO_FATAL_FAILURE(ExpectAllLoaded(Load(files))) << error_number;
+    EXPECT_GE(report_.direct_bytes, plan_.read_bytes) << error_number;
+  }
+}
+
+TEST_P(LoadEngineTest, FailsNamingTheFileWhateverReadsItWhereTheDiskFails) {
+  if (GetParam() == ReadMethod::kPread) GTEST_SKIP() << "there is no queue";
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.EndQueuedReadsWith(EIO);
+  EXPECT_THAT(Load(files), StatusIs(Reason::kSystemError, HasSubstr(kShard)));
+}
+
+TEST_P(LoadEngineTest, ReadsAllTheSameWhereAThreadIsRefusedWhatTheFirstWasGiven) {
+  Prepare(AwkwardTensors());
+  FaultyFileSystem files(RealFileSystem());
+  files.RefuseReadQueuesFrom(3);  // the first is a trial
+  ::testing::internal::CaptureStderr();
+  const auto digests = Load(files, {.reader_threads = 4, .chunk_bytes = 8192});
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ExpectAllLoaded(digests);
+  if (GetParam() == ReadMethod::kPread) return;
+  EXPECT_EQ(report_.read_method, ReadMethod::kPread) << "not all of it was read by io_uring";
+  EXPECT_THAT(log, HasSubstr("load.io_uring_unavailable"));
 }
 
 TEST_P(LoadEngineTest, ReadsWhatThePageCacheHoldsThroughIt) {
