@@ -63,13 +63,7 @@ absl::Status PrivateGpuMemory::FillWithZeros() const {
   return CudaError(driver, result, "cuMemsetD8Async", absl::StrCat("clearing memory on the GPU ", uuid_));
 }
 
-LoadOptions PrivateGpuMemory::Tune(LoadOptions options) {
-  options.buffers = &buffers_;
-  if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
-  if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
-  if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
-  return options;
-}
+LoadOptions PrivateGpuMemory::Tune(LoadOptions options) { return TuneForCuda(options, buffers_); }
 
 absl::StatusOr<std::unique_ptr<ShardMemory>> PrivateGpuMemory::Finish() && {
   destination_.reset();

@@ -456,6 +456,14 @@ class CudaDestination : public Destination {
 
 }  // namespace
 
+LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers) {
+  options.buffers = &buffers;
+  if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
+  if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
+  if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
+  return options;
+}
+
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan& plan,
                                                                  std::vector<CudaDevicePtr> slabs,
                                                                  const CudaContext& context,

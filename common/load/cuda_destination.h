@@ -19,6 +19,7 @@
 #include "common/device/cuda_context.h"
 #include "common/load/cuda_buffers.h"
 #include "common/load/destination.h"
+#include "common/load/load_engine.h"
 
 namespace weightbroker {
 
@@ -27,6 +28,9 @@ namespace weightbroker {
 inline constexpr int kCudaReaderThreads = 16;
 inline constexpr int kCudaReadsPerThread = 1;  // with 2, and so a third chunk, a load of 30 GiB took 0.82 s, not 0.71
 inline constexpr int64_t kCudaChunkBytes = 4 << 20;
+
+// `options` with what they leave open as it suits a GPU, reading into `buffers`, which must outlive the load.
+LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers);
 
 // `slabs` are the addresses at which the plan's slabs can be written, in the context; all zeros. `before_digests` is
 // called once everything has landed and the device is synchronized: the place to take away the right to write.

@@ -58,13 +58,7 @@ class GpuLoadMemory : public LoadMemory {
     return absl::OkStatus();
   }
 
-  LoadOptions Tune(LoadOptions options) const override {
-    options.buffers = buffers_.get();
-    if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
-    if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
-    if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
-    return options;
-  }
+  LoadOptions Tune(LoadOptions options) const override { return TuneForCuda(options, *buffers_); }
 
   absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override { return shards_[shard]->Finish(); }
 

@@ -223,6 +223,16 @@ class ShortRunsTest : public CudaDestinationTest {
     for (size_t i = 0; i < case_.chunk.size(); ++i) case_.chunk[i] = static_cast<std::byte>(i * 7 + i / 256);
   }
 
+  // Through a buffer that is pinned.
+  absl::Status StoreFromPinned(Destination& destination) {
+    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
+    const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
+    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
+    absl::Status status = destination.Store(buffer, case_.transfers);
+    status.Update(destination.Release(buffer));
+    return status;
+  }
+
   void ExpectEveryByte(const Filled& filled) {
     for (size_t i = 0; i < case_.transfers.size(); ++i) {
       const TensorPlacement& tensor = case_.plan.tensors[i];
@@ -237,12 +247,8 @@ class ShortRunsTest : public CudaDestinationTest {
 
 TEST_F(ShortRunsTest, AreCopiedTogetherFromPinnedMemory) {
   cuda_.Fail("cuMemcpyHtoDAsync", kCudaNotSupported);  // not one of them by a call of its own
-  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
-    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
-    const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
-    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
-    absl::Status status = destination.Store(buffer, case_.transfers);
-    status.Update(destination.Release(buffer));
+  const auto gpu = FillGpu([&](Destination& destination) {
+    const absl::Status status = StoreFromPinned(destination);
     cuda_.StopFailing("cuMemcpyHtoDAsync");  // digests need it
     return status;
   });
@@ -252,14 +258,7 @@ TEST_F(ShortRunsTest, AreCopiedTogetherFromPinnedMemory) {
 
 TEST_F(ShortRunsTest, AreCopiedOneByOneWhereTheirListCannotBePinned) {
   cuda_.Fail("cuMemHostAlloc", kCudaOutOfMemory);
-  const auto gpu = FillGpu([&](Destination& destination) -> absl::Status {
-    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
-    const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
-    std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
-    absl::Status status = destination.Store(buffer, case_.transfers);
-    status.Update(destination.Release(buffer));
-    return status;
-  });
+  const auto gpu = FillGpu([&](Destination& destination) { return StoreFromPinned(destination); });
   ASSERT_THAT(gpu, IsOk());
   ExpectEveryByte(*gpu);
 }
