@@ -1,22 +1,17 @@
 #include "bench/bench_checkpoint.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/status_macros.h"
+#include "bench/stamped_folder.h"
 #include "common/synthetic/checkpoint_draft.h"
 
 namespace weightbroker::bench {
 namespace {
 
-constexpr char kStampName[] = "bench_checkpoint.json";
-
-// What the folder was made from; written last, so that a half-written folder has none.
+// What the folder was made from.
 std::string StampOf(const BenchCheckpoint& checkpoint) {
   return nlohmann::json({{"total_bytes", checkpoint.total_bytes},
                          {"tensor_count", checkpoint.tensor_count},
@@ -24,13 +19,6 @@ std::string StampOf(const BenchCheckpoint& checkpoint) {
                          {"has_holes", checkpoint.has_holes},
                          {"format", 3}})
       .dump();
-}
-
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 int64_t ElementsOf(const BenchCheckpoint& checkpoint, int64_t tensor) {
@@ -57,17 +45,9 @@ std::string BenchShardPath(const std::string& folder, const BenchCheckpoint& che
 }
 
 absl::Status WriteBenchCheckpoint(const std::string& folder, const BenchCheckpoint& checkpoint) {
-  const std::string stamp_path = absl::StrCat(folder, "/", kStampName);
-  const std::string stamp_there = ReadText(stamp_path);
-  if (stamp_there == StampOf(checkpoint)) return absl::OkStatus();
-  std::error_code error;
-  if (!stamp_there.empty()) std::filesystem::remove_all(folder, error);  // it is ours
   const WriteOptions options{.sparse = checkpoint.has_holes, .sparse_head_bytes = kHolePageBytes};
-  RETURN_IF_ERROR(WriteCheckpoint(DraftOf(checkpoint), folder, options));
-  std::ofstream stamp(stamp_path, std::ios::binary | std::ios::trunc);
-  stamp << StampOf(checkpoint);
-  stamp.close();
-  return stamp ? absl::OkStatus() : absl::InternalError(absl::StrCat("cannot write ", stamp_path));
+  return FillFolderOnce(folder, StampOf(checkpoint),
+                        [&] { return WriteCheckpoint(DraftOf(checkpoint), folder, options); });
 }
 
 std::vector<BenchTensor> ListBenchTensors(const std::string& folder, const BenchCheckpoint& checkpoint) {

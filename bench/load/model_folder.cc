@@ -4,16 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "bench/load/parallel.h"
+#include "bench/stamped_folder.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/base/unique_fd.h"
@@ -25,23 +23,15 @@
 namespace weightbroker::bench {
 namespace {
 
-constexpr char kStampName[] = "bench_checkpoint.json";
 constexpr int64_t kPieceBytes = 4 << 20;
 constexpr int64_t kGB = 1'000'000'000;
 constexpr uint64_t kSeed = 1;
 
-// What the folder was made from; written last, so that a half-written folder has none.
+// What the folder was made from.
 std::string StampOf(const ModelRecipe& recipe) {
   return nlohmann::json(
              {{"bytes", recipe.bytes}, {"tensors", recipe.tensors}, {"files", recipe.files}, {"load_format", 1}})
       .dump();
-}
-
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 // The widths of a layer: as large as leave room for several.
@@ -131,25 +121,16 @@ absl::Status FillFiles(const CheckpointDraft& draft, const std::string& folder) 
   });
 }
 
-absl::Status Write(const CheckpointDraft& draft, const std::string& folder, const std::string& stamp) {
+absl::Status Write(const CheckpointDraft& draft, const std::string& folder) {
   RETURN_IF_ERROR(WriteCheckpoint(draft, folder, {.sparse = true}));
-  RETURN_IF_ERROR(FillFiles(draft, folder));
-  std::ofstream file(absl::StrCat(folder, "/", kStampName), std::ios::binary | std::ios::trunc);
-  file << stamp;
-  file.close();
-  return file ? absl::OkStatus() : SystemError(absl::StrCat("writing ", folder, "/", kStampName), EIO);
+  return FillFiles(draft, folder);
 }
 
 }  // namespace
 
 absl::StatusOr<ModelFolder> WriteModelFolder(const std::string& path, const ModelRecipe& recipe) {
   ASSIGN_OR_RETURN(const CheckpointDraft draft, DraftOf(recipe));
-  const std::string stamp_there = ReadText(absl::StrCat(path, "/", kStampName));
-  if (stamp_there != StampOf(recipe)) {
-    std::error_code error;
-    if (!stamp_there.empty()) std::filesystem::remove_all(path, error);  // it is ours
-    RETURN_IF_ERROR(Write(draft, path, StampOf(recipe)));
-  }
+  RETURN_IF_ERROR(FillFolderOnce(path, StampOf(recipe), [&] { return Write(draft, path); }));
   ModelFolder folder{
       .path = path, .files = {}, .total_bytes = draft.total_bytes(), .tensor_count = draft.tensor_count()};
   for (const ShardDraft& shard : draft.shards) folder.files.push_back(path + "/" + shard.name);
