@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
+#include "client/tool/groups_command.h"
 #include "client/tool/inspect.h"
 #include "client/tool/mkcheckpoint_command.h"
 #include "client/tool/plan_command.h"
@@ -58,6 +59,7 @@ class CommandLine {
     AddExport();
     AddVerify();
     AddMakeCheckpoint();
+    AddGroups();
   }
 
   int Run(int argc, char** argv) {
@@ -266,6 +268,15 @@ class CommandLine {
     command->callback([this] { run_ = ChooseMakeCheckpoint(); });
   }
 
+  void AddGroups() {
+    CLI::App* command = app_.add_subcommand("groups", "List the engine groups with their members, or remove one");
+    CLI::Option* remove =
+        command->add_option("--remove", groups_.remove, "Forget the group of this name")->check(Utf8());
+    command->add_flag("--force", groups_.force, "Also while it has members, who go on by themselves")->needs(remove);
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunGroups(service_, groups_); }; });
+  }
+
   std::function<ExitCode()> ChooseMakeCheckpoint() {
     if (list_faults_) return [this] { return RunListFaults(make_checkpoint_.json); };
     if (list_models_) return [this] { return RunListModels(make_checkpoint_.json); };
@@ -294,6 +305,7 @@ class CommandLine {
   SetFlags export_;
   VerifyFlags verify_;
   MakeCheckpointFlags make_checkpoint_;
+  GroupsFlags groups_;
   bool list_faults_ = false;
   bool list_models_ = false;
   double timeout_seconds_ = 10;

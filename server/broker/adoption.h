@@ -24,7 +24,7 @@ namespace weightbroker {
 // The version of records that this broker writes, and the highest that it reads: see KeptValue in kept.proto.
 inline constexpr int32_t kKeptVersion = 1;
 
-// Keys are <kind>/<fingerprint>, and a shard's has its rank behind that.
+// Keys are <kind>/<fingerprint>, and a shard's has its rank behind that. For engine groups see kept_group.h.
 inline constexpr char kShardKind[] = "shard";
 inline constexpr char kLoadKind[] = "load";
 inline constexpr char kGenerationKind[] = "generation";

@@ -14,6 +14,8 @@
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
+#include "server/broker/engine_groups.h"
+#include "server/broker/group_service.h"
 #include "server/broker/health_service.h"
 #include "server/broker/service_context.h"
 #include "server/broker/weight_broker_service.h"
@@ -59,6 +61,9 @@ struct Broker::Parts {
              .device_memory = [this](const std::string& device) { return options.devices->Memory(device); },
              .clock = options.clock,
              .vault = options.vault})),
+        groups({.vault = options.vault,
+                .clock = options.clock,
+                .is_resident = [this](const std::string& fingerprint) { return IsResident(fingerprint); }}),
         metrics(options.version, [this] { return ReadGauges(); }),
         health_facts(*options.clock, [this] { return ReadFacts(); }),
         exporters([this](const std::string& fingerprint) { OnExporterEnded(fingerprint); }),
@@ -85,6 +90,7 @@ struct Broker::Parts {
         context(MakeContext()),
         service(context),
         admin(context),
+        group_service(context, groups),
         health(context) {}
 
   ServiceContext MakeContext() {
@@ -149,7 +155,16 @@ struct Broker::Parts {
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
+    GroupTotals group_totals = groups.Totals();
+    values.groups = group_totals.groups;
+    values.group_members_by_role = std::move(group_totals.members_by_role);
+    values.group_takeovers_by_cause = std::move(group_totals.takeovers_by_cause);
     return values;
+  }
+
+  bool IsResident(const std::string& fingerprint) {
+    const WeightSetRef set = registry->Find(fingerprint);
+    return set != nullptr && registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT;
   }
 
   void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
@@ -179,6 +194,7 @@ struct Broker::Parts {
   const std::shared_ptr<Registry> registry;
   TicketBox tickets;
   PeerTable peers;
+  EngineGroups groups;
   Metrics metrics;
   HealthFacts health_facts;
   LiveCalls live_calls;
@@ -191,6 +207,7 @@ struct Broker::Parts {
   const ServiceContext context;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;
+  GroupServiceImpl group_service;
   HealthServiceImpl health;
   int metrics_port = 0;
   std::unique_ptr<grpc::Server> server;
@@ -205,6 +222,10 @@ void Broker::Parts::AdoptWhatWasKept() {
   Adoption kept = options.vault->TakeAdoption();
   metrics.CountAdoptions(AdoptionResult::kDropped, kept.dropped_entries);
   registry->AdoptGenerations(kept.generations);
+  const int kept_groups = static_cast<int>(kept.groups.size());
+  const int adopted_groups = groups.Adopt(std::move(kept.groups));
+  metrics.CountAdoptions(AdoptionResult::kAdopted, adopted_groups);
+  metrics.CountAdoptions(AdoptionResult::kDropped, kept_groups - adopted_groups);
   for (Adoption::Set& set : kept.sets) {
     const std::string fingerprint = set.request.fingerprint.hash;
     std::vector<int32_t> ranks;
@@ -268,6 +289,7 @@ absl::Status Broker::Parts::Serve(int listen_fd) {
   grpc::ServerBuilder builder;  // without a port: the endpoint hands it every connection
   builder.RegisterService(&service);
   builder.RegisterService(&admin);
+  builder.RegisterService(&group_service);
   builder.RegisterService(&health);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);

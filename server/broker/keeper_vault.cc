@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/broker/adoption.h"
+#include "server/broker/kept_group.h"
 #include "server/broker/kept_records.h"
 
 namespace weightbroker {
@@ -45,6 +46,12 @@ absl::Status KeeperVault::KeepGeneration(const std::string& fingerprint, int64_t
 absl::Status KeeperVault::ForgetGeneration(const std::string& fingerprint) {
   return client_->Drop(KeptKey(kGenerationKind, fingerprint));
 }
+
+absl::Status KeeperVault::KeepGroup(const KeptGroup& group) {
+  return Put(KeptKey(kGroupKind, group.name), MakeGroupRecord(group).SerializeAsString(), {group.page->front().get()});
+}
+
+absl::Status KeeperVault::ForgetGroup(const std::string& name) { return client_->Drop(KeptKey(kGroupKind, name)); }
 
 absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds) {
   ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record, kMaxInlineBytes));

@@ -84,7 +84,12 @@ struct MetricInfo {
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
     "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
   X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
-    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")                          \
+  X(kGroups, "weightbroker_groups", kGauge, "", "Engine groups that the service keeps.")                            \
+  X(kGroupMembers, "weightbroker_group_members", kGauge, "role",                                                    \
+    "Members of engine groups: active, standby, superseded (hung while active; another has taken over).")           \
+  X(kGroupTakeoversTotal, "weightbroker_group_takeovers_total", kCounter, "cause",                                  \
+    "Members of engine groups that became active after another one, which had died, hung or left.")
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -106,8 +111,11 @@ enum class RpcMethod {
   kUnregister,
   kHealthCheck,
   kHealthWatch,
+  kJoinGroup,
+  kListGroups,
+  kRemoveGroup,
 };
-inline constexpr size_t kRpcMethodCount = 10;
+inline constexpr size_t kRpcMethodCount = 13;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
@@ -126,6 +134,9 @@ struct GaugeValues {
   std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
   int open_connections = 0;
+  int groups = 0;
+  std::map<std::string, int> group_members_by_role;         // every role, also those with 0
+  std::map<std::string, int64_t> group_takeovers_by_cause;  // likewise
 };
 
 // A fingerprint's field without the name of a file in it: "checkpoint.files.a.safetensors.header_sha256" becomes

@@ -10,17 +10,33 @@
 // not known whether it has done it.
 #pragma once
 
+#include <sys/types.h>
+
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/unique_fd.h"
 #include "server/broker/shard.h"
 #include "server/broker/weight_set.h"
 
 namespace weightbroker {
+
+// An engine group, whose page's descriptor outlives brokers.
+struct KeptGroup {
+  std::string name;
+  std::string fingerprint;
+  uid_t owner_uid = 0;
+  std::optional<gid_t> allowed_gid;
+  std::chrono::nanoseconds heartbeat_timeout{0};
+  std::chrono::system_clock::time_point create_time;
+  std::shared_ptr<const std::vector<UniqueFd>> page;  // one descriptor, for reading and writing
+};
 
 // What the broker before this one had written down, as far as it proved to be right.
 struct Adoption {
@@ -37,6 +53,7 @@ struct Adoption {
   std::vector<Set> sets;                       // oldest first, by when they became resident; none of them twice
   std::vector<Load> loads;                     // of fingerprints that are not among the sets
   std::map<std::string, int64_t> generations;  // by fingerprint; those of the sets, too
+  std::vector<KeptGroup> groups;               // by name
   int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
 };
 
@@ -64,6 +81,9 @@ class ShardVault {
 
   virtual absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) = 0;
   virtual absl::Status ForgetGeneration(const std::string& fingerprint) = 0;
+
+  virtual absl::Status KeepGroup(const KeptGroup& /*group*/) { return absl::OkStatus(); }
+  virtual absl::Status ForgetGroup(const std::string& /*name*/) { return absl::OkStatus(); }
 
   // The first call gets it, later ones nothing.
   virtual Adoption TakeAdoption() = 0;

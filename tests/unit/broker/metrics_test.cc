@@ -91,6 +91,20 @@ TEST(Metrics, AreReadAtTheMomentOfTheScrape) {
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_leases 5\n"));
 }
 
+TEST(Metrics, TellOfEngineGroupsByRoleAndCause) {
+  Metrics metrics("1.2.3", [] {
+    GaugeValues values;
+    values.groups = 2;
+    values.group_members_by_role = {{"active", 1}, {"standby", 3}};
+    values.group_takeovers_by_cause = {{"died", 4}, {"hung", 0}};
+    return values;
+  });
+  const std::string text = metrics.Render();
+  EXPECT_THAT(text, HasSubstr("weightbroker_groups 2\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_group_members{role=\"standby\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_group_takeovers_total{cause=\"died\"} 4\n"));
+}
+
 TEST(Metrics, CountCallsByMethodAndCode) {
   Metrics metrics("1.2.3", SomeGauges);
   metrics.CountRpc(RpcMethod::kExport, absl::StatusCode::kOk);
