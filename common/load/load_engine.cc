@@ -91,23 +91,43 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
 using Destinations = std::span<const std::unique_ptr<Destination>>;
 
 // What the reader threads share: the items to do, and the first error.
-class LoadRun {
+class NodeLoad : public PreparedLoad {
  public:
-  LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options,
-          bool has_queue)
+  NodeLoad(const LoadSource& source, ShardFiles files, const LoadOptions& options, bool has_queue)
       : file_system_(source.file_system),
-        destinations_(destinations),
-        files_(files),
+        files_(std::move(files)),
         options_(options),
         reads_(source.checkpoint, source.plan, options.chunk_bytes > 0 ? options.chunk_bytes : kChunkBytes),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
         tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))) {}
 
+  int buffer_count() const override {
+    return static_cast<int>(std::min(tuning_.buffers(), static_cast<int64_t>(reads_.items().size())));
+  }
+  int64_t buffer_bytes() const override { return reads_.buffer_bytes(); }
+
+  absl::StatusOr<NodeDigests> Run(Destinations destinations, const LoadProgressCallback& progress) override {
+    destinations_ = destinations;
+    const auto start = std::chrono::steady_clock::now();
+    RETURN_IF_ERROR(ReadAll(progress));
+    const auto read = std::chrono::steady_clock::now();
+    NodeDigests digests;
+    for (const auto& destination : destinations_) {
+      ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
+    }
+    if (options_.report != nullptr) {
+      *options_.report = Describe();
+      options_.report->read_time = read - start;
+      options_.report->digest_time = std::chrono::steady_clock::now() - read;
+    }
+    return digests;
+  }
+
+ private:
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
-  absl::Status Run(const LoadProgressCallback& progress) {
-    const int item_count = static_cast<int>(std::min<size_t>(reads_.items().size(), 1 << 20));
-    const int thread_count = std::min(tuning_.reader_threads, item_count);
-    std::vector<std::thread> threads = StartReaders(thread_count);
+  absl::Status ReadAll(const LoadProgressCallback& progress) {
+    const size_t thread_count = std::min(static_cast<size_t>(tuning_.reader_threads), reads_.items().size());
+    std::vector<std::thread> threads = StartReaders(static_cast<int>(thread_count));
     if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
@@ -120,14 +140,16 @@ class LoadRun {
 
   // All but the times.
   LoadReport Describe() const {
+    int64_t direct_bytes = 0;
+    for (const auto& file : files_) direct_bytes += file->direct_bytes();
     return {.read_method = tuning_.has_queue && !lacks_queues_ ? ReadMethod::kIoUring : ReadMethod::kPread,
             .reader_threads = tuning_.reader_threads,
             .reads_per_thread = tuning_.reads_per_thread,
             .buffer_bytes = reads_.buffer_bytes(),
-            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes())};
+            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes()),
+            .direct_bytes = direct_bytes};
   }
 
- private:
   // As many as the system allows.
   std::vector<std::thread> StartReaders(int count) {
     std::vector<std::thread> threads;
@@ -215,8 +237,8 @@ class LoadRun {
   }
 
   FileSystem& file_system_;
-  const Destinations destinations_;  // different threads fill different bytes
-  const ShardFiles& files_;
+  Destinations destinations_;  // different threads fill different bytes
+  const ShardFiles files_;
   const LoadOptions options_;
   const ReadPlan reads_;
   HeapBuffers heap_;
@@ -236,26 +258,17 @@ class LoadRun {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& source, Destinations destinations,
-                                                          const LoadOptions& options,
-                                                          const LoadProgressCallback& progress) {
-  ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
-  const auto start = std::chrono::steady_clock::now();
+absl::StatusOr<std::unique_ptr<PreparedLoad>> PreparedLoad::Create(const LoadSource& source,
+                                                                   const LoadOptions& options) {
+  ASSIGN_OR_RETURN(ShardFiles files, OpenFiles(source));
   ASSIGN_OR_RETURN(const bool has_queue, HasQueue(source.file_system, options.read_method));
-  LoadRun run(source, destinations, files, options, has_queue);
-  RETURN_IF_ERROR(run.Run(progress));
-  const auto read = std::chrono::steady_clock::now();
-  std::vector<std::vector<Digest>> digests;
-  for (const auto& destination : destinations) {
-    ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
-  }
-  if (options.report != nullptr) {
-    *options.report = run.Describe();
-    for (const auto& file : files) options.report->direct_bytes += file->direct_bytes();
-    options.report->read_time = read - start;
-    options.report->digest_time = std::chrono::steady_clock::now() - read;
-  }
-  return digests;
+  return std::make_unique<NodeLoad>(source, std::move(files), options, has_queue);
+}
+
+absl::StatusOr<NodeDigests> LoadNode(const LoadSource& source, Destinations destinations, const LoadOptions& options,
+                                     const LoadProgressCallback& progress) {
+  ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create(source, options));
+  return load->Run(destinations, progress);
 }
 
 }  // namespace weightbroker
