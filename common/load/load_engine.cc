@@ -17,6 +17,7 @@
 #include "common/base/thread.h"
 #include "common/load/buffer_ring.h"
 #include "common/load/item_reader.h"
+#include "common/load/read_gate.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kMostReadersByDefault = 16;
 constexpr int kReadsUnderWay = 16;  // with io_uring, of all threads together
+constexpr int64_t kFirstBytesUnderWay = 8 << 20;
 
 int Cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
@@ -36,6 +38,7 @@ struct Tuning {
   int buffers_per_thread = 1;
 
   int64_t buffers() const { return int64_t{reader_threads} * buffers_per_thread; }
+  int reads() const { return reader_threads * reads_per_thread; }
 };
 
 // With io_uring a thread keeps the disk busy while it copies. Without, most threads wait for the disk while a few copy.
@@ -53,6 +56,11 @@ Tuning Tune(const LoadOptions& options, bool has_queue, int chunks_in_flight, in
   for (count_buffers(); is_too_much() && tuning.reads_per_thread > 1; count_buffers()) --tuning.reads_per_thread;
   while (is_too_much() && tuning.reader_threads > 1) --tuning.reader_threads;
   return tuning;
+}
+
+// How many reads go to storage before it is known what it likes.
+int FirstReads(const Tuning& tuning, int64_t buffer_bytes) {
+  return static_cast<int>(std::clamp<int64_t>(kFirstBytesUnderWay / buffer_bytes, 1, tuning.reads()));
 }
 
 void LogNoQueue(const absl::Status& error) {
@@ -99,7 +107,8 @@ class NodeLoad : public PreparedLoad {
         options_(options),
         reads_(source.checkpoint, source.plan, options.chunk_bytes > 0 ? options.chunk_bytes : kChunkBytes),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))) {}
+        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))),
+        gate_(FirstReads(tuning_, reads_.buffer_bytes()), tuning_.reads()) {}
 
   int buffer_count() const override {
     return static_cast<int>(std::min(tuning_.buffers(), static_cast<int64_t>(reads_.items().size())));
@@ -147,7 +156,8 @@ class NodeLoad : public PreparedLoad {
             .reads_per_thread = tuning_.reads_per_thread,
             .buffer_bytes = reads_.buffer_bytes(),
             .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes()),
-            .direct_bytes = direct_bytes};
+            .direct_bytes = direct_bytes,
+            .storage_reads = gate_.settled()};
   }
 
   // As many as the system allows.
@@ -196,7 +206,7 @@ class NodeLoad : public PreparedLoad {
 
   absl::Status ReadAndStoreAll(BufferRing& buffers) {
     ASSIGN_OR_RETURN(auto queue, NewQueue());
-    ItemReader reader(files_, std::move(queue));
+    ItemReader reader(files_, gate_, std::move(queue));
     while (!stop_) {
       while (reader.under_way() < static_cast<size_t>(tuning_.reads_per_thread)) {
         const size_t next = next_item_++;
@@ -244,6 +254,7 @@ class NodeLoad : public PreparedLoad {
   HeapBuffers heap_;
   BufferSource& buffers_;
   const Tuning tuning_;
+  ReadGate gate_;  // to storage
 
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> stop_{false};

@@ -204,6 +204,7 @@ class Session {
          {"gb_per_second", absl::StrCat(static_cast<double>(plan_.read_bytes) / 1e9 / std::max(seconds, 1e-9))},
          {"method", report_.read_method()},
          {"past_page_cache_bytes", absl::StrCat(report.direct_bytes)},
+         {"storage_reads", absl::StrCat(report.storage_reads)},
          {"threads", absl::StrCat(report.reader_threads)},
          {"reads_per_thread", absl::StrCat(report.reads_per_thread)},
          {"chunk_bytes", absl::StrCat(report.buffer_bytes)},
