@@ -104,7 +104,8 @@ class DiskLoad {
                                       .spec = spec_,
                                       .quantization = quantization,
                                       .architectures = ArchitectureSet::Embedded(),
-                                      .ranks = {request_.rank}}));
+                                      .ranks = {request_.rank},
+                                      .max_slabs = request_.engine.is_host() ? kMaxHostSlabs : 1}));
     return absl::OkStatus();
   }
 

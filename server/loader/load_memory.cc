@@ -39,8 +39,12 @@ class HostLoadMemory : public LoadMemory {
 
 }  // namespace
 
+bool IsForHost(const internal::v1::LoadRequest& request) {
+  return request.handle_kind() == v1::HANDLE_KIND_UNSPECIFIED || request.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD;
+}
+
 std::unique_ptr<LoadMemory> LoadMemory::Make(const internal::v1::LoadRequest& request, const CudaOpener& open_cuda) {
-  if (request.handle_kind() == v1::HANDLE_KIND_UNSPECIFIED || request.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD) {
+  if (IsForHost(request)) {
     return std::make_unique<HostLoadMemory>();
   }
   return MakeGpuLoadMemory(request, open_cuda);

@@ -31,6 +31,9 @@ struct FinishedSlab {
 
 using CudaOpener = std::function<absl::StatusOr<CudaDriver*>()>;
 
+// Whether the request is for host memory.
+bool IsForHost(const internal::v1::LoadRequest& request);
+
 class LoadMemory {
  public:
   // Memory on the devices of the request's ranks, which must outlive it. `open_cuda` is called by Allocate, and only if

@@ -150,7 +150,8 @@ class Session {
                                       .spec = request_.spec(),
                                       .quantization = quantization,
                                       .architectures = architectures,
-                                      .ranks = RanksOf(request_)}));
+                                      .ranks = RanksOf(request_),
+                                      .max_slabs = IsForHost(request_) ? kMaxHostSlabs : 1}));
     RETURN_IF_ERROR(CheckFilesAreThoseOf(identity_, checkpoint_.files));
     return CheckUnchanged(file_system_, identity_);
   }
