@@ -58,6 +58,7 @@ def alert_names():
 
 def check_files():
     promtool("check", "rules", RULES / "recording.rules.yml", RULES / "alerts.rules.yml")
+    promtool("check", "config", RULES / "prometheus.yml")
     promtool("test", "rules", RULES / "alerts.test.yml")
     names = alert_names()
     cases = set(re.findall(r"alertname: (\w+)", (RULES / "alerts.test.yml").read_text()))
