@@ -30,14 +30,12 @@ std::string Now() {
   return std::string(text, strftime(text, sizeof(text), "%H:%M:%S", &parts));
 }
 
-// "+2" or "-1" since the look before; empty if it is the same, or the first.
-std::string Change(int now, const std::optional<v1::HealthResponse>& before, int (*count)(const v1::HealthResponse&)) {
-  const int change = before.has_value() ? now - count(*before) : 0;
+// " (+2)" or " (-1)"; empty if nothing has changed.
+std::string Change(int now, int before) {
+  const int change = now - before;
   if (change == 0) return "";
   return absl::StrCat(" (", change > 0 ? "+" : "", change, ")");
 }
-
-int Leases(const v1::HealthResponse& health) { return health.lease_count(); }
 
 // Of loads that know how much there is to read.
 void PrintLoads(const v1::HealthResponse& health) {
@@ -58,7 +56,8 @@ void PrintLook(const v1::HealthResponse& health, const std::optional<v1::HealthR
   const bool replaced = before.has_value() && before->process_id() != health.process_id();
   printf("%s  broker %lld%s, %s%s, %s\n\n", Now().c_str(), static_cast<long long>(health.process_id()),
          replaced ? " (another one than before)" : "", FormatCount(health.lease_count(), "lease").c_str(),
-         Change(health.lease_count(), before, Leases).c_str(), FormatCount(health.load_count(), "load").c_str());
+         Change(health.lease_count(), before.value_or(health).lease_count()).c_str(),
+         FormatCount(health.load_count(), "load").c_str());
   PrintHealth(health);
   PrintLoads(health);
 }
