@@ -77,12 +77,12 @@ def flag_faults(number, line, sources):
 def decision_faults():
     pages = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
     faults = []
-    numbers = set()
-    for page in pages:
-        number = re.match(r"(\d{4})-", page.name)
-        if not number or number[1] in numbers:
-            faults.append(f"docs/decisions/{page.name}: its name needs a number of four digits that no other has")
-        numbers.add(number and number[1])
+    numbers = [page.name[:4] for page in pages]
+    for number, page in zip(numbers, pages):
+        if not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", page.name):
+            faults.append(f"docs/decisions/{page.name}: is not named by four digits and words")
+        if numbers.count(number) > 1:
+            faults.append(f"docs/decisions/{page.name}: another decision has the number {number}")
         if "Status:" not in page.read_text():
             faults.append(f"docs/decisions/{page.name}: has no 'Status:' line")
     return faults

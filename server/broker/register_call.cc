@@ -42,6 +42,7 @@ void RegisterCall::Start() {
 void RegisterCall::Run() {
   absl::StatusOr<WeightSetRef> set = FindOrLoad();
   if (!set.ok()) {
+    context_.metrics->outcomes().CountRegistration(Registration::kRefused);
     End(set.status());
     return;
   }
@@ -67,6 +68,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
   NewWeightSet wanted{resolved.spec, resolved.environment,
                       resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)), resolved.identity, placement};
+  Registration registration = FoundAs(wanted.fingerprint.hash);
   absl::StatusOr<WeightSetRef> found;
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
@@ -77,6 +79,8 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   }
   ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
+  if (IsEngineLayout(spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
+  context_.metrics->outcomes().CountRegistration(registration);
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},
@@ -85,6 +89,15 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
+}
+
+// What this call finds, as far as can be told before it begins anything.
+Registration RegisterCall::FoundAs(const std::string& fingerprint) const {
+  const WeightSetRef known = context_.registry->Find(fingerprint);
+  if (known == nullptr) return Registration::kStarted;
+  const v1::WeightSetState state = context_.registry->View(known).state;
+  if (state == v1::WEIGHT_SET_STATE_RESIDENT) return Registration::kHit;
+  return state == v1::WEIGHT_SET_STATE_FAILED ? Registration::kStarted : Registration::kJoined;
 }
 
 absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {

@@ -29,6 +29,7 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
  private:
   void Run();
   absl::StatusOr<WeightSetRef> FindOrLoad();
+  Registration FoundAs(const std::string& fingerprint) const;
   absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);
   absl::StatusOr<WeightSetRef> FindPublished(const ResolvedSpec& resolved, const std::string& wanted) const;
