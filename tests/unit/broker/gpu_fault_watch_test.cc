@@ -61,9 +61,7 @@ TEST(GpuFaultWatch, SaysOnceThatFaultsAreNotWatched) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("event=gpu.faults_unwatched"));
 }
 
-TEST(GpuFaultWatch, DoesNothingWithoutASource) {
-  EXPECT_FALSE(GpuFaultWatch(nullptr, nullptr).unwatched());
-}
+TEST(GpuFaultWatch, DoesNothingWithoutASource) { EXPECT_FALSE(GpuFaultWatch(nullptr, nullptr).unwatched()); }
 
 }  // namespace
 }  // namespace weightbroker

@@ -92,7 +92,7 @@ class GpuServiceTest : public ServiceTest {
 
   std::unique_ptr<DeviceCatalog> catalog_;
   testing::GpuTrouble* trouble_ = nullptr;  // what happens to the GPUs; nothing is watched without it
-  FakeGpuInventory* inventory_ = nullptr;  // the catalog's
+  FakeGpuInventory* inventory_ = nullptr;   // the catalog's
 };
 
 TEST_F(GpuServiceTest, RegisterTakesVmmMemoryOnAGpuUnlessTheCallerWantsOtherwise) {

@@ -28,7 +28,8 @@ class StuckStream : public WatchedStream {
 
 TEST(StreamWatch, CutsStreamsThatAreStuckAndForgetsThoseThatAreOver) {
   std::atomic<int> cut{0};
-  StreamWatch watch(milliseconds(30), [&] { ++cut; }, milliseconds(1));
+  StreamWatch watch(
+      milliseconds(30), [&] { ++cut; }, milliseconds(1));
   const auto stuck = std::make_shared<StuckStream>(true);
   const auto good = std::make_shared<StuckStream>(false);
   watch.Add(stuck);

@@ -76,10 +76,12 @@ TEST(AccessPolicy, RefusesAnOperationNamingItTheUserAndTheFlag) {
 }
 
 TEST(AccessPolicy, LetsListedUsersAndMembersOfListedGroupsDoAnOperation) {
-  EXPECT_THAT(CheckOperation(OnlyFor(Operation::kPublish, {.uids = {4001}, .gids = {}}), Operation::kPublish, kStranger),
-              IsOk());
-  EXPECT_THAT(CheckOperation(OnlyFor(Operation::kPublish, {.uids = {}, .gids = {4002}}), Operation::kPublish, kStranger),
-              IsOk());
+  EXPECT_THAT(
+      CheckOperation(OnlyFor(Operation::kPublish, {.uids = {4001}, .gids = {}}), Operation::kPublish, kStranger),
+      IsOk());
+  EXPECT_THAT(
+      CheckOperation(OnlyFor(Operation::kPublish, {.uids = {}, .gids = {4002}}), Operation::kPublish, kStranger),
+      IsOk());
   Peer member = kStranger;
   member.details = std::make_shared<const PeerDetails>(PeerDetails{.groups = {5000}, .program = "engine"});
   const AccessPolicy by_group = OnlyFor(Operation::kPublish, {.uids = {}, .gids = {5000}});

@@ -49,7 +49,8 @@ std::vector<std::byte> Contents() {
 // Three tensors one after the other, and an alias of the second.
 std::vector<v1::Tensor> Rows(const std::vector<std::byte>& contents) {
   std::vector<v1::Tensor> rows;
-  for (const auto& [name, index] : std::vector<std::pair<std::string, int>>{{"a", 0}, {"b", 1}, {"b.alias", 1}, {"c", 2}}) {
+  for (const auto& [name, index] :
+       std::vector<std::pair<std::string, int>>{{"a", 0}, {"b", 1}, {"b.alias", 1}, {"c", 2}}) {
     v1::Tensor& row = rows.emplace_back();
     row.set_name(name);
     row.set_dtype(v1::DATA_TYPE_U8);
