@@ -20,6 +20,8 @@ class AdminServiceImpl final : public v1::WeightBrokerAdminService::CallbackServ
   // Ending a load waits for its loader to end, so a worker does it.
   grpc::ServerUnaryReactor* Unregister(grpc::CallbackServerContext* grpc_context, const v1::UnregisterRequest* request,
                                        v1::UnregisterResponse* response) override;
+  grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext* grpc_context,
+                                                     const v1::ScrubRequest* request) override;
 
  private:
   absl::Status AnswerUnregister(const v1::UnregisterRequest& request, v1::UnregisterResponse* response) const;

@@ -34,13 +34,14 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
 }  // namespace
 
 void RegisterCall::Start() {
-  absl::Status status = record().CheckCaller();
+  absl::Status status = record().CheckCaller(request_.has_publish() ? Operation::kPublish : Operation::kRegister);
   if (status.ok() && !context_.workers->TrySubmit([self = Self()] { self->Run(); })) status = WorkersBusyError();
   if (!status.ok()) End(status);
 }
 
 void RegisterCall::Run() {
-  absl::StatusOr<WeightSetRef> set = FindOrLoad();
+  const absl::Status in_time = record().CheckInTime();
+  absl::StatusOr<WeightSetRef> set = in_time.ok() ? FindOrLoad() : absl::StatusOr<WeightSetRef>(in_time);
   if (!set.ok()) {
     context_.metrics->outcomes().CountRegistration(Registration::kRefused);
     End(set.status());
@@ -78,9 +79,12 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
     found = context_.loads->Load(std::move(wanted));
   }
   ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
+  NameObject(set->fingerprint().hash);
+  RETURN_IF_ERROR(context_.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   if (IsEngineLayout(spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
   context_.metrics->outcomes().CountRegistration(registration);
+  record().AuditDone(set->fingerprint().hash);
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},

@@ -15,6 +15,7 @@ bool HasEnded(v1::WeightSetState state);
 bool IsLoading(v1::WeightSetState state);
 
 absl::Status IllegalMove(const WeightSetEntry& set, v1::WeightSetState from, v1::WeightSetState to);
+absl::Status QuarantinedError(const WeightSetEntry& set, int32_t rank, const std::string& why);
 absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view);
 
 }  // namespace weightbroker::registry_internal

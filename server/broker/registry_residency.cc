@@ -129,6 +129,7 @@ void Registry::PlaceShards(WeightSetEntry& set, const Residency& residency, Shar
   for (const auto& shard : shards) bytes[shard->device] += shard->size_bytes;
   Reserve(set, std::move(bytes));
   set.lease_counts_.assign(shards.size(), 0);
+  set.quarantines_.assign(shards.size(), "");
   set.shards_ = std::move(shards);
   set.done_bytes_ = set.read_bytes_;
   set.residency_ = residency;
@@ -150,6 +151,10 @@ absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
     set->read_bytes_ = adopted.residency.read_bytes;
     set->adopt_time_ = options_.clock->WallNow();
     PlaceShards(*set, adopted.residency, std::move(adopted.shards));
+    for (size_t i = 0; i < set->shards_.size(); ++i) {
+      const auto why = adopted.quarantines.find(set->shards_[i]->rank);
+      if (why != adopted.quarantines.end()) set->quarantines_[i] = why->second;
+    }
     sets_.push_back(set);
     CollectObservers(*set, &callbacks);
   }
