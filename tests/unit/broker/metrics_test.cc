@@ -84,6 +84,7 @@ TEST(Metrics, RendersEveryRowOfTheTable) {
   metrics.CountRefusal("LEASED");
   metrics.CountFingerprintMismatch("spec.dtype");
   metrics.CountRpc(RpcMethod::kHealth, absl::StatusCode::kOk);
+  metrics.CountDeviceFault("GPU-1", "xid");
   const std::string text = metrics.Render();
   for (const MetricInfo& info : MetricTable()) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE ", ToAbsl(info.name), " ", TypeName(info.type), "\n")));
