@@ -31,9 +31,9 @@ using testing::StatusIs;
 
 const std::string kWeights(64, 'a');
 const std::string kOtherWeights(64, 'b');
-constexpr Peer kOwner = {.uid = 1000, .gid = 1000, .pid = 1};
-constexpr Peer kOther = {.uid = 1001, .gid = 1001, .pid = 2};
-constexpr Peer kRoot = {.uid = 0, .gid = 0, .pid = 3};
+const Peer kOwner = {.uid = 1000, .gid = 1000, .pid = 1};
+const Peer kOther = {.uid = 1001, .gid = 1001, .pid = 2};
+const Peer kRoot = {.uid = 0, .gid = 0, .pid = 3};
 
 v1::JoinGroupRequest RequestFor(const std::string& name, const std::string& fingerprint = kWeights) {
   v1::JoinGroupRequest request;
