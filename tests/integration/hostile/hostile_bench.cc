@@ -19,6 +19,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -45,10 +46,8 @@ struct Flags {
   std::string only;
 };
 
-[[noreturn]] void Fail(const std::string& what) {
-  fprintf(stderr, "%s\n", what.c_str());
-  exit(1);
-}
+// By an exception, so that the service that was started is stopped on the way to main.
+[[noreturn]] void Fail(const std::string& what) { throw std::runtime_error(what); }
 
 std::string Beside(const std::string& program) {
   auto path = PathBesideThisProgram(program);
@@ -58,6 +57,7 @@ std::string Beside(const std::string& program) {
 
 void WriteModel(const std::string& folder) {
   std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/config.json") << R"({"model_type": "llama"})";
   Json header = Json::object();
   for (int i = 0; i < kTensors; ++i) {
     header["layer." + std::to_string(i) + ".weight"] = {
@@ -281,6 +281,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  printf("%s\n", weightbroker::testing::Run(flags).dump().c_str());
+  try {
+    printf("%s\n", weightbroker::testing::Run(flags).dump().c_str());
+  } catch (const std::runtime_error& error) {
+    fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
   return 0;
 }
