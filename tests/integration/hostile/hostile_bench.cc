@@ -21,6 +21,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -94,7 +95,8 @@ class RunningService {
   ~RunningService() {
     (void)keeper_->Kill(SIGTERM);
     (void)keeper_->Wait(std::chrono::seconds(10));
-    std::filesystem::remove_all(folder_);
+    std::error_code gone_already;  // the broker takes its socket away at the same time
+    std::filesystem::remove_all(folder_, gone_already);
   }
 
   std::string socket() const { return folder_ + "/s.sock"; }
