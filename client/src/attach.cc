@@ -35,7 +35,9 @@ class Attachment {
     state_->times.header_seconds = SecondsSinceStart();
     RETURN_IF_ERROR(MapAndReadManifest());
     ASSIGN_OR_RETURN(state_->lease, Lease::Start(connection_, std::move(stream_), header_,
-                                                 {options_.lease_renewal_deadline, options_.on_lease_event}));
+                                                 {.renewal_deadline = options_.lease_renewal_deadline,
+                                                  .on_event = options_.on_lease_event,
+                                                  .attach_seconds = SecondsSinceStart()}));
     return std::move(state_);
   }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/attach.h"
+#include "client/src/attach_report.h"
 #include "client/src/disk.h"
 #include "client/src/engine_device.h"
 #include "client/src/gpu_room.h"
@@ -41,8 +42,14 @@ class ClientState {
       (*attached)->source.kind = SourceKind::kAttached;
       return MappedWeights(*std::move(attached));
     }
-    if (options.fallback == Fallback::kFail) return client::ToPublic(attached.status());
-    return FromDisk(proto, engine, options, attached.status());
+    if (options.fallback == Fallback::kFail) {
+      Report(engine, v1::ReportAttachRequest::OUTCOME_FAILED, attached.status());
+      return client::ToPublic(attached.status());
+    }
+    auto loaded = FromDisk(proto, engine, options, attached.status());
+    Report(engine, loaded.ok() ? v1::ReportAttachRequest::OUTCOME_DISK : v1::ReportAttachRequest::OUTCOME_FAILED,
+           attached.status());
+    return loaded;
   }
 
   Result<MappedWeights> AttachOrPublish(const WeightSpec& spec, const Client::Loader& load,
@@ -77,6 +84,11 @@ class ClientState {
     proto.set_engine(spec.engine);
     proto.set_engine_version(spec.engine_version);
     return proto;
+  }
+
+  void Report(const EngineDevice& engine, v1::ReportAttachRequest::Outcome outcome, const absl::Status& why_not) const {
+    const auto service = services_->For(engine.name());
+    if (service.ok()) ReportNotAttached(**service, outcome, why_not);
   }
 
   Result<MappedWeights> FromDisk(const v1::WeightSpec& spec, const EngineDevice& engine, const AttachOptions& options,

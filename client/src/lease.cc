@@ -54,6 +54,7 @@ Lease::~Lease() {
     const MutexLock lock(mutex_);
     stopping_ = true;
     stream_->Cancel();
+    if (reporting_ != nullptr) reporting_->TryCancel();
     stopped_.NotifyAll();
   }
   if (watcher_.joinable()) watcher_.join();
@@ -75,6 +76,7 @@ bool Lease::stopping() const {
 }
 
 void Lease::Watch() {
+  if (options_.attach_seconds.has_value()) ReportAttach();
   while (true) {
     const absl::Status why = ReadToTheEnd();
     if (stopping()) return;
@@ -88,6 +90,26 @@ void Lease::Watch() {
     }
     Move(LeaseEvent::Kind::kRenewed, absl::OkStatus());
   }
+}
+
+// Best effort: an older service does not know the call.
+void Lease::ReportAttach() {
+  constexpr milliseconds kPatience(2000);
+  v1::ReportAttachRequest request;
+  request.set_outcome(v1::ReportAttachRequest::OUTCOME_ATTACHED);
+  request.set_seconds(*options_.attach_seconds);
+  request.set_fingerprint(renewal_.fingerprint());
+  v1::ReportAttachResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(kPatience));
+  {
+    const MutexLock lock(mutex_);
+    if (stopping_) return;
+    reporting_ = &context;
+  }
+  connection_->service().ReportAttach(&context, request, &response);
+  const MutexLock lock(mutex_);
+  reporting_ = nullptr;
 }
 
 // Follows the stream, and gives why it ended.

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -27,6 +28,9 @@ namespace weightbroker::client {
 struct LeaseOptions {
   std::chrono::milliseconds renewal_deadline;            // after an interruption; 0: a lease is not renewed
   std::function<void(const LeaseEvent&)> on_event = {};  // on the watching thread; may be empty
+  // How long it took until every tensor had its address: the watching thread tells the service, for its metrics, before
+  // it does anything else.
+  std::optional<double> attach_seconds = std::nullopt;
 };
 
 class Lease {
@@ -55,6 +59,7 @@ class Lease {
         const v1::ExportHeader& header, LeaseOptions options);
 
   void Watch();
+  void ReportAttach();
   absl::Status ReadToTheEnd();
   void TakeEvent(const RawMessage& message);
   absl::Status Renew();
@@ -73,6 +78,7 @@ class Lease {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  grpc::ClientContext* reporting_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of ReportAttach, while it calls
   std::unique_ptr<ExportStream> stream_ ABSL_GUARDED_BY(mutex_);  // read by the watcher alone, who alone replaces it
 
   std::thread watcher_;  // last: it uses all of the above

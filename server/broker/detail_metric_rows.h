@@ -44,6 +44,12 @@
     "Exports that were refused, by reason (see docs/errors.md).")                                                    \
   X(kLastExportTimestamp, "weightbroker_last_export_timestamp_seconds", kGauge, "",                                  \
     "When the latest lease was granted, in seconds since the epoch; 0 if none was since the broker started.")        \
+  X(kClientAttachesTotal, "weightbroker_client_attaches_total", kCounter, "outcome",                                 \
+    "Attaches as clients report them: attached, disk (the engine loaded the weights itself), failed.")               \
+  X(kClientFallbacksTotal, "weightbroker_client_fallbacks_total", kCounter, "reason",                                \
+    "Attaches that clients report as disk or failed, by the reason why the weights here were not attached.")         \
+  X(kClientAttachSeconds, "weightbroker_client_attach_seconds", kHistogram, "",                                      \
+    "Time until every tensor had its address, from the request for the lease, as clients report it.")                \
   X(kRpcsStartedTotal, "weightbroker_rpcs_started_total", kCounter, "method",                                        \
     "Calls that have begun; with weightbroker_rpcs_total it says how many are under way.")                           \
   X(kProcessCpuSeconds, "process_cpu_seconds_total", kCounter, "",                                                   \

@@ -30,8 +30,9 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register",    "Fingerprint", "Export", "AllocateSlabs", "Commit",    "Health",     "ListWeightSets", "Unregister",
-    "HealthCheck", "HealthWatch", "Scrub",  "ReportDamage",  "JoinGroup", "ListGroups", "RemoveGroup"};
+    "Register",       "Fingerprint", "Export",      "AllocateSlabs", "Commit", "Health",
+    "ListWeightSets", "Unregister",  "HealthCheck", "HealthWatch",   "Scrub",  "ReportDamage",
+    "ReportAttach",   "JoinGroup",   "ListGroups",  "RemoveGroup"};
 constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};

@@ -132,11 +132,12 @@ enum class RpcMethod {
   kHealthWatch,
   kScrub,
   kReportDamage,
+  kReportAttach,
   kJoinGroup,
   kListGroups,
   kRemoveGroup,
 };
-inline constexpr size_t kRpcMethodCount = 15;
+inline constexpr size_t kRpcMethodCount = 16;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 

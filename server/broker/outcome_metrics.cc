@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kRegistrations[] = {"hit", "joined", "started", "refused"};
 constexpr const char* kChecks[] = {"match", "mismatch", "absent", "unverified", "failed"};
+constexpr const char* kAttachOutcomes[] = {"attached", "disk", "failed"};
 constexpr const char* kPhases[] = {"plan", "allocate", "read", "digest"};
 constexpr std::string_view kReasonNames[] = {
 #define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
@@ -25,6 +26,9 @@ constexpr std::string_view kReasonNames[] = {
 constexpr char kOtherReason[] = "OTHER";
 
 const prometheus::Histogram::BucketBoundaries kPhaseBuckets = {0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600};
+// From a few hundred tensors in host memory to a service that is being replaced.
+const prometheus::Histogram::BucketBoundaries kAttachBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+                                                                0.1,   0.25,   0.5,   1,    5,     30};
 
 const MetricInfo& Info(MetricId id) { return MetricTable()[static_cast<size_t>(id)]; }
 
@@ -36,9 +40,9 @@ prometheus::Family<prometheus::Counter>& Counters(prometheus::Registry& registry
 }
 
 template <size_t kCount>
-void Fill(prometheus::Family<prometheus::Counter>& family, const char* const (&values)[kCount],
+void Fill(prometheus::Family<prometheus::Counter>& family, const char* label, const char* const (&values)[kCount],
           std::array<prometheus::Counter*, kCount>* counters) {
-  for (size_t i = 0; i < kCount; ++i) (*counters)[i] = &family.Add({{"result", values[i]}});
+  for (size_t i = 0; i < kCount; ++i) (*counters)[i] = &family.Add({{label, values[i]}});
 }
 
 prometheus::Family<prometheus::Counter>& CountersByReason(prometheus::Registry& registry, MetricId id) {
@@ -58,14 +62,21 @@ std::string KnownReason(const std::string& reason) {
 OutcomeMetrics::OutcomeMetrics(prometheus::Registry& registry, const std::string_view* methods, size_t method_count)
     : export_refusals_(CountersByReason(registry, MetricId::kExportRefusalsTotal)),
       load_failures_(CountersByReason(registry, MetricId::kLoadFailuresTotal)),
+      client_fallbacks_(CountersByReason(registry, MetricId::kClientFallbacksTotal)),
+      attach_seconds_(prometheus::BuildHistogram()
+                          .Name(std::string(Info(MetricId::kClientAttachSeconds).name))
+                          .Help(std::string(Info(MetricId::kClientAttachSeconds).help))
+                          .Register(registry)
+                          .Add({}, kAttachBuckets)),
       load_read_bytes_(Counters(registry, MetricId::kLoadReadBytesTotal).Add({})),
       last_export_(prometheus::BuildGauge()
                        .Name(std::string(Info(MetricId::kLastExportTimestamp).name))
                        .Help(std::string(Info(MetricId::kLastExportTimestamp).help))
                        .Register(registry)
                        .Add({})) {
-  Fill(Counters(registry, MetricId::kRegistrationsTotal), kRegistrations, &registrations_);
-  Fill(Counters(registry, MetricId::kFingerprintChecksTotal), kChecks, &checks_);
+  Fill(Counters(registry, MetricId::kRegistrationsTotal), "result", kRegistrations, &registrations_);
+  Fill(Counters(registry, MetricId::kFingerprintChecksTotal), "result", kChecks, &checks_);
+  Fill(Counters(registry, MetricId::kClientAttachesTotal), "outcome", kAttachOutcomes, &attaches_);
   auto& phases = prometheus::BuildHistogram()
                      .Name(std::string(Info(MetricId::kLoadPhaseSeconds).name))
                      .Help(std::string(Info(MetricId::kLoadPhaseSeconds).help))
@@ -100,6 +111,15 @@ void OutcomeMetrics::ObserveLoad(int64_t read_bytes) {
 void OutcomeMetrics::ObserveLoadPhases(const LoadPhases& phases) {
   const double seconds[] = {phases.plan_seconds, phases.allocate_seconds, phases.read_seconds, phases.digest_seconds};
   for (size_t i = 0; i < phases_.size(); ++i) phases_[i]->Observe(std::max(seconds[i], 0.0));
+}
+
+void OutcomeMetrics::CountAttach(AttachOutcome outcome, const std::string& reason) {
+  attaches_[static_cast<size_t>(outcome)]->Increment();
+  if (outcome != AttachOutcome::kAttached) client_fallbacks_.Add({{"reason", KnownReason(reason)}}).Increment();
+}
+
+void OutcomeMetrics::ObserveAttach(double seconds) {
+  if (seconds >= 0) attach_seconds_.Observe(seconds);
 }
 
 void OutcomeMetrics::CountStarted(size_t method) { started_[method]->Increment(); }

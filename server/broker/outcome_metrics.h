@@ -31,6 +31,9 @@ enum class Registration { kHit, kJoined, kStarted, kRefused };
 // files that cannot be looked at.
 enum class FingerprintCheck { kMatch, kMismatch, kAbsent, kUnverified, kFailed };
 
+// How an attach ended, as the client says.
+enum class AttachOutcome { kAttached, kDisk, kFailed };
+
 // What a load's time went into.
 struct LoadPhases {
   double plan_seconds = 0;      // headers, checks, the plan
@@ -55,6 +58,8 @@ class OutcomeMetrics {
   void ObserveLoad(int64_t read_bytes);
   void ObserveLoadPhases(const LoadPhases& phases);
   void CountStarted(size_t method);
+  void CountAttach(AttachOutcome outcome, const std::string& reason);  // the reason of all but kAttached
+  void ObserveAttach(double seconds);
 
  private:
   static constexpr size_t kMaxMethods = 64;
@@ -65,6 +70,9 @@ class OutcomeMetrics {
   std::array<prometheus::Counter*, kMaxMethods> started_ = {};
   prometheus::Family<prometheus::Counter>& export_refusals_;
   prometheus::Family<prometheus::Counter>& load_failures_;
+  std::array<prometheus::Counter*, 3> attaches_ = {};
+  prometheus::Family<prometheus::Counter>& client_fallbacks_;
+  prometheus::Histogram& attach_seconds_;
   prometheus::Counter& load_read_bytes_;
   prometheus::Gauge& last_export_;
 };

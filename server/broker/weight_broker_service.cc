@@ -173,6 +173,41 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::ReportDamage(grpc::CallbackSe
   return reactor;
 }
 
+grpc::ServerUnaryReactor* WeightBrokerServiceImpl::ReportAttach(grpc::CallbackServerContext* grpc_context,
+                                                                const v1::ReportAttachRequest* request,
+                                                                v1::ReportAttachResponse* /*response*/) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  CallRecord record(context_, RpcMethod::kReportAttach, grpc_context->peer());
+  absl::Status status = record.CheckCaller();
+  if (status.ok()) {
+    record.SetObject(request->fingerprint());
+    status = TakeReport(*request);
+  }
+  reactor->Finish(record.End(status));
+  return reactor;
+}
+
+// Counted and not looked into: an engine that says what is not so spoils a graph.
+absl::Status WeightBrokerServiceImpl::TakeReport(const v1::ReportAttachRequest& request) const {
+  OutcomeMetrics& outcomes = context_.metrics->outcomes();
+  switch (request.outcome()) {
+    case v1::ReportAttachRequest::OUTCOME_ATTACHED:
+      outcomes.CountAttach(AttachOutcome::kAttached, "");
+      outcomes.ObserveAttach(request.seconds());
+      return absl::OkStatus();
+    case v1::ReportAttachRequest::OUTCOME_DISK:
+      outcomes.CountAttach(AttachOutcome::kDisk, request.reason());
+      return absl::OkStatus();
+    case v1::ReportAttachRequest::OUTCOME_FAILED:
+      outcomes.CountAttach(AttachOutcome::kFailed, request.reason());
+      return absl::OkStatus();
+    default:
+      return MakeError(Reason::kInvalidArgument,
+                       absl::StrCat("outcome: ", static_cast<int>(request.outcome()), " is none of 1 to 3"),
+                       {{"field", "outcome"}});
+  }
+}
+
 // What an engine says proves nothing: whoever could have a set put out of service by a word could stop all engines.
 absl::Status WeightBrokerServiceImpl::AnswerReport(const v1::ReportDamageRequest& request, const Peer& peer,
                                                    v1::ReportDamageResponse* response) const {

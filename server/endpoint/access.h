@@ -21,7 +21,7 @@ namespace weightbroker {
 
 // What a call does, as far as access goes.
 enum class Operation {
-  kRead,        // Export, Fingerprint, Health, ListWeightSets, ReportDamage
+  kRead,        // Export, Fingerprint, Health, ListWeightSets, ReportDamage, ReportAttach
   kRegister,    // Register without an offer to publish
   kPublish,     // Register with one, AllocateSlabs, Commit
   kAdminister,  // Unregister, Scrub
