@@ -34,6 +34,10 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   absl::Status ExportUnverified(const absl::Status& cause);
   WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
+  absl::Status ExportByAlias();
+  std::string FollowedAlias() const;
+  void FollowAlias(const Lease& lease);
+  void OnSuperseded(const std::string& alias, const std::string& fingerprint);
   absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
   absl::Status ExportSet(const WeightSetRef& set);
   absl::Status Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
@@ -60,6 +64,8 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // no lease is taken any more
   bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;           // events may follow
   std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);  // why the lease ended before that
+  // What superseded the set before that: the fingerprint that the alias named last.
+  std::optional<std::string> superseded_ ABSL_GUARDED_BY(lease_mutex_);
 };
 
 }  // namespace weightbroker

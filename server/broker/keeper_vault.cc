@@ -46,6 +46,12 @@ absl::Status KeeperVault::ForgetGeneration(const std::string& fingerprint) {
   return client_->Drop(KeptKey(kGenerationKind, fingerprint));
 }
 
+absl::Status KeeperVault::KeepAlias(const KeptAlias& alias) {
+  return Put(KeptKey(kAliasKind, alias.name), MakeAliasRecord(alias).SerializeAsString(), {});
+}
+
+absl::Status KeeperVault::ForgetAlias(const std::string& name) { return client_->Drop(KeptKey(kAliasKind, name)); }
+
 absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds) {
   ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record, kMaxInlineBytes));
   std::vector<int> all;

@@ -32,6 +32,8 @@ class KeeperVault : public ShardVault {
   absl::Status ForgetLoad(const std::string& fingerprint) override;
   absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) override;
   absl::Status ForgetGeneration(const std::string& fingerprint) override;
+  absl::Status KeepAlias(const KeptAlias& alias) override;
+  absl::Status ForgetAlias(const std::string& name) override;
 
   // Forgets what does not prove to be right, with one log line each.
   Adoption TakeAdoption() override;

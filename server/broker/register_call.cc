@@ -13,6 +13,7 @@
 #include "common/plan/plan.h"
 #include "server/broker/placement.h"
 #include "server/broker/publisher_call.h"
+#include "server/broker/register_plan.h"
 #include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
 
@@ -39,7 +40,22 @@ void RegisterCall::Start() {
   if (!status.ok()) End(status);
 }
 
+void RegisterCall::AnswerDryRun() {
+  absl::StatusOr<v1::RegisterPlan> plan = PlanOnly();
+  if (!plan.ok()) return End(plan.status());
+  v1::RegisterResponse response;
+  *response.mutable_plan() = *std::move(plan);
+  SendAndEnd(std::move(response), absl::OkStatus());
+}
+
+absl::StatusOr<v1::RegisterPlan> RegisterCall::PlanOnly() const {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
+  ASSIGN_OR_RETURN(const NewWeightSet wanted, Want(resolved));
+  return MakeRegisterPlan(context_, wanted);
+}
+
 void RegisterCall::Run() {
+  if (request_.dry_run()) return AnswerDryRun();
   absl::StatusOr<WeightSetRef> set = FindOrLoad();
   if (!set.ok()) {
     End(set.status());
@@ -60,23 +76,39 @@ void RegisterCall::Run() {
   OnChange();
 }
 
-absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+// Before files are read, what the request says by itself is checked.
+absl::StatusOr<ResolvedSpec> RegisterCall::CheckAndResolve() const {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
   RETURN_IF_ERROR(CheckOffer(spec));
-  ASSIGN_OR_RETURN(const Placement placement, Place(spec));
-  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  NewWeightSet wanted{resolved.spec, resolved.environment,
-                      resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)), resolved.identity, placement};
+  RETURN_IF_ERROR(Place(spec).status());
+  return ResolveSpec(context_, request_.spec(), request_.environment());
+}
+
+absl::StatusOr<NewWeightSet> RegisterCall::Want(const ResolvedSpec& resolved) const {
+  ASSIGN_OR_RETURN(const Placement placement, Place(resolved.spec));
+  return NewWeightSet{.spec = resolved.spec,
+                      .environment = resolved.environment,
+                      .fingerprint = resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)),
+                      .identity = resolved.identity,
+                      .placement = placement,
+                      .pinned = request_.pinned()};
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
+  ASSIGN_OR_RETURN(NewWeightSet wanted, Want(resolved));
+  const Placement placement = wanted.placement;
   absl::StatusOr<WeightSetRef> found;
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
-  } else if (IsEngineLayout(spec)) {
+  } else if (IsEngineLayout(resolved.spec)) {
     found = FindPublished(resolved, wanted.fingerprint.hash);
   } else {
     found = context_.loads->Load(std::move(wanted));
   }
   ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
+  if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},

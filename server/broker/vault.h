@@ -10,6 +10,7 @@
 // not known whether it has done it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,6 +22,14 @@
 #include "server/broker/weight_set.h"
 
 namespace weightbroker {
+
+// What an alias names.
+struct KeptAlias {
+  std::string name;
+  std::string fingerprint;
+  std::string previous_fingerprint = {};  // empty if there was none
+  std::chrono::system_clock::time_point move_time = {};
+};
 
 // What the broker before this one had written down, as far as it proved to be right.
 struct Adoption {
@@ -36,6 +45,7 @@ struct Adoption {
 
   std::vector<Set> sets;                       // oldest first, by when they became resident; none of them twice
   std::vector<Load> loads;                     // of fingerprints that are not among the sets
+  std::vector<KeptAlias> aliases;              // by name; their sets may be missing
   std::map<std::string, int64_t> generations;  // by fingerprint; those of the sets, too
   int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
 };
@@ -64,6 +74,10 @@ class ShardVault {
 
   virtual absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) = 0;
   virtual absl::Status ForgetGeneration(const std::string& fingerprint) = 0;
+
+  // Keeps what an alias names, in place of what was kept of that name.
+  virtual absl::Status KeepAlias(const KeptAlias& alias) = 0;
+  virtual absl::Status ForgetAlias(const std::string& name) = 0;
 
   // The first call gets it, later ones nothing.
   virtual Adoption TakeAdoption() = 0;
