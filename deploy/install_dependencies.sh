@@ -2,7 +2,7 @@
 # Installs, with apt, what weightbroker is built from. For Debian 12 and Ubuntu 24.04.
 #
 #   deploy/install_dependencies.sh                what the programs and the quickstart need
-#   deploy/install_dependencies.sh --with-tests   also formatter, linter, clang, valgrind, promtool
+#   deploy/install_dependencies.sh --with-tests   also formatter, linter, clang, valgrind, Prometheus
 #
 # Run it as root or as a user who may use sudo. It installs only what is missing: a second run changes nothing and needs
 # no network. It starts no service.
@@ -21,7 +21,8 @@ readonly BUILD_PACKAGES=(
   python3 python3-venv
 )
 readonly TEST_PACKAGES=(clang clang-format clang-tidy libclang-rt-dev valgrind)
-readonly PROMTOOL=/usr/local/bin/promtool
+readonly PROMETHEUS_PROGRAMS=(prometheus promtool)
+readonly PROMETHEUS_FOLDER=/usr/local/bin
 
 with_tests=no
 for argument in "$@"; do
@@ -80,21 +81,26 @@ install_missing() {
   quietly "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# promtool comes in the package of the Prometheus server, which would start the server and enable it at boot. Only the
-# program is taken out of it.
-install_promtool() {
-  if command -v promtool >/dev/null || [[ -x $PROMTOOL ]]; then
+# The package of Prometheus would start a server and enable it at boot. Only the programs are taken out of it.
+install_prometheus() {
+  local program missing=()
+  for program in "${PROMETHEUS_PROGRAMS[@]}"; do
+    command -v "$program" >/dev/null || [[ -x $PROMETHEUS_FOLDER/$program ]] || missing+=("$program")
+  done
+  if [[ ${#missing[@]} -eq 0 ]]; then
     return
   fi
-  echo "install_dependencies: installing promtool (without the Prometheus server) as $PROMTOOL"
+  echo "install_dependencies: installing ${missing[*]} (the programs alone, no service) in $PROMETHEUS_FOLDER"
   refresh_lists
   (cd "$scratch" && quietly apt-get download -q prometheus && quietly dpkg-deb -x prometheus_*.deb unpacked)
-  quietly "${as_root[@]}" install -m 755 "$scratch/unpacked/usr/bin/promtool" "$PROMTOOL"
+  for program in "${missing[@]}"; do
+    quietly "${as_root[@]}" install -m 755 "$scratch/unpacked/usr/bin/$program" "$PROMETHEUS_FOLDER/$program"
+  done
 }
 
 install_missing "${BUILD_PACKAGES[@]}"
 if [[ $with_tests == yes ]]; then
   install_missing "${TEST_PACKAGES[@]}"
-  install_promtool
+  install_prometheus
 fi
 echo "install_dependencies: everything is installed"

@@ -77,10 +77,12 @@ def flag_faults(number, line, sources):
 def decision_faults():
     pages = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
     faults = []
-    numbers = [page.name.split("-")[0] for page in pages]  # gaps are left by decisions that were never taken
-    for page, number in zip(pages, numbers):
-        if not re.fullmatch(r"\d{4}", number) or numbers.count(number) != 1:
-            faults.append(f"docs/decisions/{page.name}: its number is not one of four digits, or not its alone")
+    numbers = [page.name[:4] for page in pages]
+    for number, page in zip(numbers, pages):
+        if not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", page.name):
+            faults.append(f"docs/decisions/{page.name}: is not named by four digits and words")
+        if numbers.count(number) > 1:
+            faults.append(f"docs/decisions/{page.name}: another decision has the number {number}")
         if "Status:" not in page.read_text():
             faults.append(f"docs/decisions/{page.name}: has no 'Status:' line")
     return faults

@@ -136,16 +136,20 @@ absl::StatusOr<nlohmann::ordered_json> FillMapping(const Task& task) {
   return Timed(start, task.bytes);
 }
 
-// The kernel need not clear the pages first.
-absl::StatusOr<nlohmann::ordered_json> WriteMemfd(const Task& task) {
+// The kernel need not clear the pages first. Into as many memfds as there are threads: each takes one writer at a time.
+absl::StatusOr<nlohmann::ordered_json> WriteMemfds(const Task& task) {
   const Buffers buffers = BuffersOf(task);
   const double start = NowSeconds();
-  const UniqueFd fd(memfd_create("bench", MFD_CLOEXEC));
-  if (!fd.valid() || ftruncate(fd.get(), task.bytes) != 0) return SystemError("memfd_create", errno);
+  std::vector<UniqueFd> fds;
+  for (int i = 0; i < task.threads; ++i) {
+    const UniqueFd& fd = fds.emplace_back(memfd_create("bench", MFD_CLOEXEC));
+    if (!fd.valid() || ftruncate(fd.get(), task.bytes) != 0) return SystemError("memfd_create", errno);
+  }
   RETURN_IF_ERROR(
       ForEachInParallel(ChunkCount(task), buffers, [&](int64_t i, std::span<std::byte> buffer) -> absl::Status {
         const auto length = static_cast<size_t>(ChunkBytes(task, i));
-        const ssize_t written = pwrite(fd.get(), buffer.data(), length, i * task.chunk_bytes);
+        const int fd = fds[static_cast<size_t>(i % task.threads)].get();
+        const ssize_t written = pwrite(fd, buffer.data(), length, i * task.chunk_bytes);
         return written == static_cast<ssize_t>(length) ? absl::OkStatus() : SystemError("pwrite", errno);
       }));
   return Timed(start, task.bytes);

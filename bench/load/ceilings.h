@@ -15,7 +15,7 @@ absl::StatusOr<nlohmann::ordered_json> ReadWithPread(const Task& task);
 absl::StatusOr<nlohmann::ordered_json> ReadWithUring(const Task& task);  // UNIMPLEMENTED where there is no liburing
 absl::StatusOr<nlohmann::ordered_json> CopyFromMapping(const Task& task);
 absl::StatusOr<nlohmann::ordered_json> FillMapping(const Task& task);
-absl::StatusOr<nlohmann::ordered_json> WriteMemfd(const Task& task);
+absl::StatusOr<nlohmann::ordered_json> WriteMemfds(const Task& task);
 
 // The ways to try, the best of which is the ceiling.
 std::vector<Task> ReadMethods(const std::vector<std::string>& files, int64_t bytes, bool direct);

@@ -55,6 +55,7 @@ absl::StatusOr<pb::LoadRequest> RequestOf(const LoaderTask& task) {
   ASSIGN_OR_RETURN(*request.mutable_spec(), CompleteSpec(spec));
   ToProto(task.identity, &request);
   request.set_reader_threads(task.reader_threads);
+  request.set_reads_per_thread(task.reads_per_thread);
   request.set_chunk_bytes(task.chunk_bytes);
   request.set_read_method(task.read_method);
   for (size_t i = 0; i < task.devices.size(); ++i) {

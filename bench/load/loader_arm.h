@@ -19,7 +19,8 @@ struct LoaderTask {
   CheckpointIdentity identity = {};
   std::vector<std::string> devices = {"host"};  // one for each rank: UUIDs, or "host"; as many as the weights are split
   std::string quantization = {};                // empty, or "fp8_block"
-  int reader_threads = 0;                       // 0, 0 and empty: the loader chooses
+  int reader_threads = 0;                       // 0, 0, 0 and empty: the loader chooses
+  int reads_per_thread = 0;
   int64_t chunk_bytes = 0;
   std::string read_method = {};
 };

@@ -58,7 +58,7 @@ void PrintAbsent(const Json& rivals) {
 }
 
 void PrintScaling(const Json& scaling) {
-  for (const char* const table : {"reader_threads", "chunk_bytes", "tensors"}) {
+  for (const char* const table : {"reader_threads", "reads_per_thread", "chunk_bytes", "tensors"}) {
     std::printf("\n%-16s %9s %9s %9s\n", table, "GB/s", "CPU s", "plan s");
     for (const auto& [value, row] : scaling[table].items()) {
       std::printf("%-16s %9.2f %9.2f %9.3f\n", value.c_str(), row["bytes_per_second"]["median"].get<double>() / kGB,

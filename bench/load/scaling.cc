@@ -16,6 +16,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kThreads[] = {1, 2, 4, 8, 16};
+constexpr int kReads[] = {1, 2, 4, 8, 16};
 constexpr int64_t kChunkMiB[] = {1, 2, 4, 8, 16, 32};
 constexpr int64_t kFiles = 8;  // the same for every row
 constexpr int64_t kTensors[] = {10, 100, 1'000, 20'000, 100'000};
@@ -38,6 +39,7 @@ class ScalingBench {
     OrderedJson report = {{"page_cache", NameOf(state_)}, {"bytes", request_.bytes}};
     ASSIGN_OR_RETURN(const Row plain, RowOf(0));
     ASSIGN_OR_RETURN(report["reader_threads"], Measure("reader threads", ThreadRows(plain)));
+    ASSIGN_OR_RETURN(report["reads_per_thread"], Measure("reads a thread", ReadsRows(plain)));
     ASSIGN_OR_RETURN(report["chunk_bytes"], Measure("chunk bytes", ChunkRows(plain)));
     Forget(0);
     for (const int64_t tensors : kTensors) {
@@ -75,6 +77,16 @@ class ScalingBench {
       rows.push_back(plain);
       rows.back().value = threads;
       rows.back().task.reader_threads = threads;
+    }
+    return rows;
+  }
+
+  static std::vector<Row> ReadsRows(const Row& plain) {
+    std::vector<Row> rows;
+    for (const int reads : kReads) {
+      rows.push_back(plain);
+      rows.back().value = reads;
+      rows.back().task.reads_per_thread = reads;
     }
     return rows;
   }

@@ -91,7 +91,7 @@ def print_ratios(state):
 
 def print_scaling(scaling):
     print(f"\nscaling, {scaling['bytes'] / 2**30:.1f} GiB, page cache: {scaling['page_cache']}")
-    for table in ("reader_threads", "chunk_bytes", "tensors"):
+    for table in ("reader_threads", "reads_per_thread", "chunk_bytes", "tensors"):
         print(f"  {table:16}{'GB/s':>8}{'CPU s':>8}{'plan s':>8}{'CPU ns/KiB':>12}")
         for value, row in scaling[table].items():
             per_kib = row["cpu_seconds"] * 1e9 / (row["bytes"] / 1024)

@@ -84,7 +84,7 @@ absl::StatusOr<OrderedJson> RunTask(const std::string& json) {
   using Function = absl::StatusOr<OrderedJson> (*)(const Task&);
   static constexpr std::pair<const char*, Function> kFunctions[] = {
       {"read_pread", ReadWithPread}, {"read_uring", ReadWithUring},  {"copy", CopyFromMapping},
-      {"fill", FillMapping},         {"write", WriteMemfd},          {"plain_read", PlainRead},
+      {"fill", FillMapping},         {"write", WriteMemfds},         {"plain_read", PlainRead},
       {"pinned_copy", CopyToGpus},   {"verify_gpu", VerifyGpuMemory}};
   const Task task = FromJson(json);
   for (const auto& [kind, function] : kFunctions) {

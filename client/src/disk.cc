@@ -104,7 +104,8 @@ class DiskLoad {
                                       .spec = spec_,
                                       .quantization = quantization,
                                       .architectures = ArchitectureSet::Embedded(),
-                                      .ranks = {request_.rank}}));
+                                      .ranks = {request_.rank},
+                                      .max_slabs = request_.engine.is_host() ? kMaxHostSlabs : 1}));
     return absl::OkStatus();
   }
 
@@ -126,11 +127,12 @@ class DiskLoad {
     options.reader_threads = request_.threads;
     if (gpu_memory_ != nullptr) options = gpu_memory_->Tune(options);
     const auto destinations = gpu_memory_ != nullptr ? gpu_memory_->destinations() : std::span(&destination_, 1);
-    ASSIGN_OR_RETURN(auto digests, LoadNode({file_system_, checkpoint_, identity_, plan_}, destinations, options,
-                                            [this](int64_t done_bytes) {
-                                              Report("LOADING", done_bytes);
-                                              return absl::OkStatus();
-                                            }));
+    ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create({file_system_, checkpoint_, identity_, plan_}, options));
+    if (gpu_memory_ != nullptr) RETURN_IF_ERROR(gpu_memory_->ReserveFor(*load));
+    ASSIGN_OR_RETURN(auto digests, load->Run(destinations, [this](int64_t done_bytes) {
+      Report("LOADING", done_bytes);
+      return absl::OkStatus();
+    }));
     return std::move(digests.front());
   }
 

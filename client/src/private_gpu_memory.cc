@@ -34,7 +34,7 @@ absl::Status PrivateGpuMemory::Allocate(const ShardPlan& plan) {
     ASSIGN_OR_RETURN(CudaVmmMemory slab, CudaVmmMemory::Create(context_, size_bytes));
     slabs.push_back(std::move(slab));
   }
-  std::vector<CudaDevicePtr> addresses;
+  std::vector<GpuRange> ranges;
   if (!slabs.empty()) {
     const int64_t total_bytes = std::accumulate(slab_bytes_.begin(), slab_bytes_.end(), int64_t{0});
     ASSIGN_OR_RETURN(range_, CudaReservation::Reserve(context_, total_bytes));
@@ -42,28 +42,19 @@ absl::Status PrivateGpuMemory::Allocate(const ShardPlan& plan) {
   int64_t offset_bytes = 0;
   for (const CudaVmmMemory& slab : slabs) {
     RETURN_IF_ERROR(range_->Map(offset_bytes, slab, CudaAccess::kReadWrite));
-    addresses.push_back(range_->address() + static_cast<CudaDevicePtr>(offset_bytes));
+    ranges.push_back({range_->address() + static_cast<CudaDevicePtr>(offset_bytes), slab.size_bytes()});
     offset_bytes += slab.size_bytes();
   }
-  RETURN_IF_ERROR(FillWithZeros());
   const auto protect = [this] { return range_.has_value() ? range_->SetAccess(CudaAccess::kRead) : absl::OkStatus(); };
-  ASSIGN_OR_RETURN(destination_, MakeCudaDestination(plan, std::move(addresses), context_, protect));
+  ASSIGN_OR_RETURN(destination_, MakeCudaDestination(plan, std::move(ranges), context_, protect));
   return absl::OkStatus();
 }
 
-absl::Status PrivateGpuMemory::FillWithZeros() const {
-  if (!range_.has_value()) return absl::OkStatus();
-  CudaDriver& driver = context_.driver();
-  const CudaScope current(context_);
-  RETURN_IF_ERROR(current.status());
-  CudaResult result =
-      driver.MemsetD8Async(range_->address(), 0, static_cast<size_t>(range_->size_bytes()), /*stream=*/nullptr);
-  if (result == kCudaSuccess) result = driver.CtxSynchronize();
-  if (result == kCudaSuccess) return absl::OkStatus();
-  return CudaError(driver, result, "cuMemsetD8Async", absl::StrCat("clearing memory on the GPU ", uuid_));
+absl::Status PrivateGpuMemory::ReserveFor(const PreparedLoad& load) {
+  RETURN_IF_ERROR(buffers_.Reserve(load.buffer_count(), load.buffer_bytes()));
+  buffers_.Pin(context_);
+  return absl::OkStatus();
 }
-
-LoadOptions PrivateGpuMemory::Tune(LoadOptions options) { return TuneForCuda(options, buffers_); }
 
 absl::StatusOr<std::unique_ptr<ShardMemory>> PrivateGpuMemory::Finish() && {
   destination_.reset();

@@ -2,7 +2,9 @@
 //
 //   auto memory = PrivateGpuMemory::Create(engine, plan.shards[0], room);
 //   if (!memory.ok()) return memory.status();                    // MEMORY_EXHAUSTED: need, have, and who holds it
-//   ASSIGN_OR_RETURN(auto digests, LoadNode(source, (*memory)->destinations(), (*memory)->Tune(options), progress));
+//   ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create(source, (*memory)->Tune(options)));
+//   RETURN_IF_ERROR((*memory)->ReserveFor(*load));
+//   ASSIGN_OR_RETURN(auto digests, load->Run((*memory)->destinations(), progress));
 //   ASSIGN_OR_RETURN(std::unique_ptr<ShardMemory> shard, std::move(**memory).Finish());
 //
 // The calling thread's current context is left as it was. Not thread-safe, but for what LoadNode does with it.
@@ -40,18 +42,17 @@ class PrivateGpuMemory {
   PrivateGpuMemory(const PrivateGpuMemory&) = delete;
   PrivateGpuMemory& operator=(const PrivateGpuMemory&) = delete;
 
-  // What a load needs to fill it: one destination, and how to read.
+  // What a load needs to fill it: one destination, how to read, and memory to read into.
   std::span<const std::unique_ptr<Destination>> destinations() const { return {&destination_, 1}; }
-  LoadOptions Tune(LoadOptions options);
+  LoadOptions Tune(LoadOptions options) { return TuneForCuda(options, buffers_); }
+  absl::Status ReserveFor(const PreparedLoad& load);
 
   // After the load: the memory, which nobody can write any more.
   absl::StatusOr<std::unique_ptr<ShardMemory>> Finish() &&;
 
  private:
-  PrivateGpuMemory(const CudaContext& context, std::string uuid)
-      : context_(context), uuid_(std::move(uuid)), buffers_(context) {}
+  PrivateGpuMemory(const CudaContext& context, std::string uuid) : context_(context), uuid_(std::move(uuid)) {}
   absl::Status Allocate(const ShardPlan& plan);
-  absl::Status FillWithZeros() const;
 
   const CudaContext context_;
   const std::string uuid_;

@@ -14,9 +14,12 @@
 #include "client/tool/fingerprint_command.h"
 #include "client/tool/inspect.h"
 #include "client/tool/mkcheckpoint_command.h"
+#include "client/tool/pages.h"
 #include "client/tool/plan_command.h"
 #include "client/tool/service_commands.h"
 #include "client/tool/spec_flags.h"
+#include "client/tool/status_command.h"
+#include "client/tool/top_command.h"
 #include "client/tool/validators.h"
 #include "client/tool/verify_command.h"
 #include "common/base/alias_name.h"
@@ -27,7 +30,8 @@ namespace weightbroker::tool {
 namespace {
 
 constexpr char kFooter[] =
-    "Exit codes: 0 done, 2 usage, 3 refused or different, 4 unavailable. With --json, stdout has one JSON value; an "
+    "Exit codes: 0 done, 1 not ready (status), 2 usage, 3 refused or different, 4 unavailable. With --json, stdout has "
+    "one JSON value; an "
     "error is {\"ok\": false, \"reason\", \"message\", \"metadata\"}. docs/tool.md describes each.";
 
 struct InspectFlags {
@@ -55,12 +59,15 @@ class CommandLine {
     AddRegister();
     AddList();
     AddHealth();
+    AddStatus();
+    AddTop();
     AddUnregister();
     AddAlias();
     AddFingerprint();
     AddExport();
     AddVerify();
     AddMakeCheckpoint();
+    AddPages();
   }
 
   int Run(int argc, char** argv) {
@@ -74,6 +81,7 @@ class CommandLine {
     }
     service_.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds_ * 1000));
     register_.load_timeout = std::chrono::milliseconds(static_cast<int64_t>(load_timeout_seconds_ * 1000));
+    top_.interval = std::chrono::milliseconds(static_cast<int64_t>(top_interval_seconds_ * 1000));
     return Finished(run_());
   }
 
@@ -176,6 +184,25 @@ class CommandLine {
     CLI::App* command = app_.add_subcommand("health", "Show the state of the service");
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunHealth(service_); }; });
+  }
+
+  void AddStatus() {
+    CLI::App* command =
+        app_.add_subcommand("status", "Say in one line and by the exit code whether weights are ready: 0, else 1 or 4");
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunStatus(service_); }; });
+  }
+
+  void AddTop() {
+    CLI::App* command = app_.add_subcommand("top", "Show the weight sets, leases and loads again and again");
+    command->add_option("--interval", top_interval_seconds_, "Seconds between two looks")
+        ->check(Seconds())
+        ->capture_default_str();
+    command->add_option("--count", top_.count, "How many looks; 0: until it is interrupted")
+        ->check(WholeNumberFrom(0))
+        ->capture_default_str();
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunTop(service_, top_); }; });
   }
 
   void AddUnregister() {
@@ -316,6 +343,20 @@ class CommandLine {
     command->callback([this] { run_ = ChooseMakeCheckpoint(); });
   }
 
+  void AddPages() {
+    app_.add_subcommand("completion", "Print bash's completion of this tool, to be sourced")->callback([this] {
+      run_ = [this] { return PrintPage(BashCompletion(app_)); };
+    });
+    app_.add_subcommand("man", "Print the man page: weightbroker man | man -l -")->callback([this] {
+      run_ = [this] { return PrintPage(ManPage(app_, WEIGHTBROKER_VERSION)); };
+    });
+  }
+
+  static ExitCode PrintPage(const std::string& page) {
+    fputs(page.c_str(), stdout);
+    return kDone;
+  }
+
   std::function<ExitCode()> ChooseMakeCheckpoint() {
     if (list_faults_) return [this] { return RunListFaults(make_checkpoint_.json); };
     if (list_models_) return [this] { return RunListModels(make_checkpoint_.json); };
@@ -341,6 +382,8 @@ class CommandLine {
   RegisterFlags register_;
   UnregisterFlags unregister_;
   AliasFlags alias_;
+  TopFlags top_;
+  double top_interval_seconds_ = 2;
   SetFlags fingerprint_;
   SetFlags export_;
   VerifyFlags verify_;

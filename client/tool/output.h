@@ -11,7 +11,7 @@
 
 namespace weightbroker::tool {
 
-enum ExitCode { kDone = 0, kUsage = 2, kRefused = 3, kUnavailable = 4 };
+enum ExitCode { kDone = 0, kNotReady = 1, kUsage = 2, kRefused = 3, kUnavailable = 4 };
 
 // kUnavailable if no service answered, or not now; else kRefused.
 ExitCode ExitCodeFor(const absl::Status& status);

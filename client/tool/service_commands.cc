@@ -131,25 +131,6 @@ void PrintGpus(const v1::HealthResponse& health) {
   printf("%s\n", FormatTable(rows).c_str());
 }
 
-void PrintHealth(const v1::HealthResponse& health) {
-  const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
-  printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
-                            {"version", health.version()},
-                            {"process", absl::StrCat(health.process_id())},
-                            {"since", TimeUtil::ToString(health.start_time())},
-                            {"memory", absl::StrCat(FormatBytes(health.reserved_bytes()), " reserved, limit ", limit,
-                                                    ", ", FormatBytes(health.available_bytes()), " available")},
-                            {"pages", WithoutPrefix(v1::PageKind_Name(health.host_page_kind()), "PAGE_KIND_")},
-                            {"leases", absl::StrCat(health.lease_count())},
-                            {"loads", absl::StrCat(health.load_count())},
-                            {"connections", absl::StrCat(health.connection_count())},
-                            {"model roots", absl::StrJoin(health.model_roots(), " ")}})
-                   .c_str());
-  printf("\n");
-  PrintGpus(health);
-  PrintSets(health.weight_sets());
-}
-
 // Connects, makes one unary call, and prints its response with `print`.
 template <typename Response, typename Call, typename Print>
 ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
@@ -217,6 +198,34 @@ absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, c
 }
 
 }  // namespace
+
+void PrintHealth(const v1::HealthResponse& health) {
+  const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
+  printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
+                            {"version", health.version()},
+                            {"process", absl::StrCat(health.process_id())},
+                            {"since", TimeUtil::ToString(health.start_time())},
+                            {"memory", absl::StrCat(FormatBytes(health.reserved_bytes()), " reserved, limit ", limit,
+                                                    ", ", FormatBytes(health.available_bytes()), " available")},
+                            {"pages", WithoutPrefix(v1::PageKind_Name(health.host_page_kind()), "PAGE_KIND_")},
+                            {"leases", absl::StrCat(health.lease_count())},
+                            {"loads", absl::StrCat(health.load_count())},
+                            {"connections", absl::StrCat(health.connection_count())},
+                            {"model roots", absl::StrJoin(health.model_roots(), " ")}})
+                   .c_str());
+  printf("\n");
+  PrintGpus(health);
+  PrintSets(health.weight_sets());
+}
+
+absl::StatusOr<v1::HealthResponse> AskHealth(const ServiceFlags& service) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  v1::HealthResponse response;
+  RETURN_IF_ERROR(connection->Call(DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {
+    return connection->service().Health(&context, {}, &response);
+  }));
+  return response;
+}
 
 ExitCode RunRegister(const ServiceFlags& service, const RegisterFlags& flags) {
   if (flags.dry_run) return RunDryRun(service, ToRequest(flags), flags.load_timeout);

@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "client/tool/output.h"
 #include "weightbroker/v1/types.pb.h"
+#include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker::tool {
 
@@ -38,5 +40,9 @@ ExitCode RunRegister(const ServiceFlags& service, const RegisterFlags& flags);
 ExitCode RunUnregister(const ServiceFlags& service, const UnregisterFlags& flags);
 ExitCode RunList(const ServiceFlags& service);
 ExitCode RunHealth(const ServiceFlags& service);
+
+// For other subcommands that show the same: what Health answers, and its tables on stdout.
+absl::StatusOr<v1::HealthResponse> AskHealth(const ServiceFlags& service);
+void PrintHealth(const v1::HealthResponse& health);
 
 }  // namespace weightbroker::tool

@@ -59,6 +59,7 @@ constexpr char kLibrary[] = "libcuda.so.1";
   X(stream_create, "cuStreamCreate", (CudaStream*, unsigned))                                                         \
   X(stream_destroy, "cuStreamDestroy_v2", (CudaStream))                                                               \
   X(stream_synchronize, "cuStreamSynchronize", (CudaStream))                                                          \
+  X(stream_wait_event, "cuStreamWaitEvent", (CudaStream, CudaEvent, unsigned))                                           \
   X(event_create, "cuEventCreate", (CudaEvent*, unsigned))                                                            \
   X(event_destroy, "cuEventDestroy_v2", (CudaEvent))                                                                  \
   X(event_record, "cuEventRecord", (CudaEvent, CudaStream))                                                           \
@@ -214,6 +215,9 @@ class RealCudaDriver : public CudaDriver {
   CudaResult StreamCreate(unsigned flags, CudaStream* stream) override { return calls_.stream_create(stream, flags); }
   CudaResult StreamDestroy(CudaStream stream) override { return calls_.stream_destroy(stream); }
   CudaResult StreamSynchronize(CudaStream stream) override { return calls_.stream_synchronize(stream); }
+  CudaResult StreamWaitEvent(CudaStream stream, CudaEvent event) override {
+    return calls_.stream_wait_event(stream, event, 0);
+  }
   CudaResult EventCreate(unsigned flags, CudaEvent* event) override { return calls_.event_create(event, flags); }
   CudaResult EventDestroy(CudaEvent event) override { return calls_.event_destroy(event); }
   CudaResult EventRecord(CudaEvent event, CudaStream stream) override { return calls_.event_record(event, stream); }

@@ -178,6 +178,7 @@ class CudaDriver {
   virtual CudaResult StreamCreate(unsigned flags, CudaStream* stream) = 0;
   virtual CudaResult StreamDestroy(CudaStream stream) = 0;
   virtual CudaResult StreamSynchronize(CudaStream stream) = 0;
+  virtual CudaResult StreamWaitEvent(CudaStream stream, CudaEvent event) = 0;  // what comes after waits for it
   virtual CudaResult EventCreate(unsigned flags, CudaEvent* event) = 0;
   virtual CudaResult EventDestroy(CudaEvent event) = 0;
   virtual CudaResult EventRecord(CudaEvent event, CudaStream stream) = 0;

@@ -1,18 +1,24 @@
 // Pinned memory that checkpoints are read into on their way to a GPU.
 //
-//   CudaBuffers buffers(context);
-//   options.buffers = &buffers;                       // LoadOptions
+//   CudaBuffers buffers;
+//   const auto load = PreparedLoad::Create(source, {..., .buffers = &buffers});
+//   buffers.Reserve((*load)->buffer_count(), (*load)->buffer_bytes());    // while CUDA makes a context
+//   buffers.Pin(context);
+//   ... (*load)->Run(destinations, progress) ...
 //
 // One chunk of a reader thread is read into while another is copied. Pinned for every context of this process. The
-// memory lies on huge pages where there are any: 128 MiB are there and pinned in 10 ms, for which cuMemHostAlloc
-// takes 52. Where no more memory can be pinned, what is missing is ordinary memory, from which copies are slower; that
-// is logged once. Thread-safe.
+// memory lies on huge pages where there are any, and is pinned at once: 192 MiB take 13 ms, of which 6 need a context;
+// 32 buffers of 6 MiB, each pinned by the thread that reads into it, took 32 ms, and cuMemHostAlloc 52 for 128 MiB.
+// Where no more memory can be pinned, what is missing is ordinary memory, from which copies are slower; that is logged
+// once. Allocate is thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/device/cuda_context.h"
@@ -22,32 +28,43 @@ namespace weightbroker {
 
 class CudaBuffers : public BufferSource {
  public:
-  explicit CudaBuffers(CudaContext context) : context_(std::move(context)) {}
+  CudaBuffers() = default;
   ~CudaBuffers() override;
   CudaBuffers(const CudaBuffers&) = delete;
   CudaBuffers& operator=(const CudaBuffers&) = delete;
+
+  // Takes memory for that many buffers of that size, which Allocate then gives out. MEMORY_EXHAUSTED if there is none.
+  absl::Status Reserve(int count, int64_t buffer_bytes);
+
+  // Pins what has been reserved, and from now on whatever has to be allocated besides.
+  void Pin(const CudaContext& context);
 
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override;
   int64_t SizeOf(int64_t size_bytes) const override;  // whole huge pages
   int chunks_in_flight() const override { return 1; }
 
-  // How much of what was allocated could be pinned, and how much could not.
+  // How much of what was taken could be pinned, and how much could not, or not yet.
   int64_t pinned_bytes() const;
   int64_t unpinned_bytes() const;
 
  private:
-  struct Buffer {
-    void* data = nullptr;
+  // Memory taken at once, of which the first part has been given out.
+  struct Block {
+    std::byte* data = nullptr;
     int64_t size_bytes = 0;
-    bool is_pinned = false;
+    int64_t buffer_bytes = 0;
+    int64_t given_bytes = 0;
+    std::vector<std::byte*> pinned;  // where what was pinned at once starts
+    int64_t pinned_bytes = 0;        // from the start on
   };
 
-  bool Pin(const Buffer& buffer);
-  int64_t SumOf(bool pinned) const;
+  static absl::StatusOr<Block> Take(int64_t count, int64_t buffer_bytes);
+  void PinBlock(Block& block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CudaResult PinPart(Block& block, int64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const CudaContext context_;
   mutable Mutex mutex_;
-  std::vector<Buffer> buffers_ ABSL_GUARDED_BY(mutex_);
+  std::optional<CudaContext> context_ ABSL_GUARDED_BY(mutex_);  // once anything can be pinned
+  std::vector<Block> blocks_ ABSL_GUARDED_BY(mutex_);           // only the last may have something to give
   bool has_warned_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

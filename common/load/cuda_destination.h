@@ -2,7 +2,7 @@
 // digests taken on the GPU from what has landed.
 //
 //   CudaBuffers buffers(context);                                   // LoadOptions::buffers
-//   auto destination = MakeCudaDestination(plan.shards[0], slab_addresses, context);
+//   auto destination = MakeCudaDestination(plan.shards[0], slabs, context);
 //   if (!destination.ok()) return destination.status();             // the kernels do not run on this GPU
 //
 // Buffers and memory are still the caller's, and must outlive the destination. Weights are quantized on the GPU, behind
@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/device/cuda_context.h"
+#include "common/device/gpu_digest.h"
 #include "common/load/cuda_buffers.h"
 #include "common/load/destination.h"
 #include "common/load/load_engine.h"
@@ -32,10 +33,11 @@ inline constexpr int64_t kCudaChunkBytes = 4 << 20;
 // `options` with what they leave open as it suits a GPU, reading into `buffers`, which must outlive the load.
 LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers);
 
-// `slabs` are the addresses at which the plan's slabs can be written, in the context; all zeros. `before_digests` is
+// `slabs` are where the plan's slabs can be written, in the context, and as long as they were allocated: they are
+// filled with zeros first, behind which everything else waits on the GPU, and nobody on the host. `before_digests` is
 // called once everything has landed and the device is synchronized: the place to take away the right to write.
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(
-    const ShardPlan& plan, std::vector<CudaDevicePtr> slabs, const CudaContext& context,
+    const ShardPlan& plan, std::vector<GpuRange> slabs, const CudaContext& context,
     std::function<absl::Status()> before_digests = [] { return absl::OkStatus(); });
 
 }  // namespace weightbroker

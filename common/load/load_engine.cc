@@ -17,6 +17,7 @@
 #include "common/base/thread.h"
 #include "common/load/buffer_ring.h"
 #include "common/load/item_reader.h"
+#include "common/load/read_gate.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
 
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kMostReadersByDefault = 16;
 constexpr int kReadsUnderWay = 16;  // with io_uring, of all threads together
+constexpr int64_t kFirstBytesUnderWay = 8 << 20;
 
 int Cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
@@ -36,6 +38,7 @@ struct Tuning {
   int buffers_per_thread = 1;
 
   int64_t buffers() const { return int64_t{reader_threads} * buffers_per_thread; }
+  int reads() const { return reader_threads * reads_per_thread; }
 };
 
 // With io_uring a thread keeps the disk busy while it copies. Without, most threads wait for the disk while a few copy.
@@ -53,6 +56,11 @@ Tuning Tune(const LoadOptions& options, bool has_queue, int chunks_in_flight, in
   for (count_buffers(); is_too_much() && tuning.reads_per_thread > 1; count_buffers()) --tuning.reads_per_thread;
   while (is_too_much() && tuning.reader_threads > 1) --tuning.reader_threads;
   return tuning;
+}
+
+// How many reads go to storage before it is known what it likes.
+int FirstReads(const Tuning& tuning, int64_t buffer_bytes) {
+  return static_cast<int>(std::clamp<int64_t>(kFirstBytesUnderWay / buffer_bytes, 1, tuning.reads()));
 }
 
 void LogNoQueue(const absl::Status& error) {
@@ -91,23 +99,44 @@ absl::StatusOr<ShardFiles> OpenFiles(const LoadSource& source) {
 using Destinations = std::span<const std::unique_ptr<Destination>>;
 
 // What the reader threads share: the items to do, and the first error.
-class LoadRun {
+class NodeLoad : public PreparedLoad {
  public:
-  LoadRun(const LoadSource& source, Destinations destinations, const ShardFiles& files, const LoadOptions& options,
-          bool has_queue)
+  NodeLoad(const LoadSource& source, ShardFiles files, const LoadOptions& options, bool has_queue)
       : file_system_(source.file_system),
-        destinations_(destinations),
-        files_(files),
+        files_(std::move(files)),
         options_(options),
         reads_(source.checkpoint, source.plan, options.chunk_bytes > 0 ? options.chunk_bytes : kChunkBytes),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))) {}
+        tuning_(Tune(options, has_queue, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))),
+        gate_(FirstReads(tuning_, reads_.buffer_bytes()), tuning_.reads()) {}
 
+  int buffer_count() const override {
+    return static_cast<int>(std::min(tuning_.buffers(), static_cast<int64_t>(reads_.items().size())));
+  }
+  int64_t buffer_bytes() const override { return reads_.buffer_bytes(); }
+
+  absl::StatusOr<NodeDigests> Run(Destinations destinations, const LoadProgressCallback& progress) override {
+    destinations_ = destinations;
+    const auto start = std::chrono::steady_clock::now();
+    RETURN_IF_ERROR(ReadAll(progress));
+    const auto read = std::chrono::steady_clock::now();
+    NodeDigests digests;
+    for (const auto& destination : destinations_) {
+      ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
+    }
+    if (options_.report != nullptr) {
+      *options_.report = Describe();
+      options_.report->read_time = read - start;
+      options_.report->digest_time = std::chrono::steady_clock::now() - read;
+    }
+    return digests;
+  }
+
+ private:
   // Runs the readers to their end, reporting from this thread meanwhile; where no thread is to be had, this one reads.
-  absl::Status Run(const LoadProgressCallback& progress) {
-    const int item_count = static_cast<int>(std::min<size_t>(reads_.items().size(), 1 << 20));
-    const int thread_count = std::min(tuning_.reader_threads, item_count);
-    std::vector<std::thread> threads = StartReaders(thread_count);
+  absl::Status ReadAll(const LoadProgressCallback& progress) {
+    const size_t thread_count = std::min(static_cast<size_t>(tuning_.reader_threads), reads_.items().size());
+    std::vector<std::thread> threads = StartReaders(static_cast<int>(thread_count));
     if (threads.empty()) ReadUntilDone();
     while (WaitForEnd(options_.progress_interval)) {
       if (absl::Status status = progress(done_bytes_); !status.ok()) Fail(std::move(status));
@@ -120,14 +149,17 @@ class LoadRun {
 
   // All but the times.
   LoadReport Describe() const {
+    int64_t direct_bytes = 0;
+    for (const auto& file : files_) direct_bytes += file->direct_bytes();
     return {.read_method = tuning_.has_queue && !lacks_queues_ ? ReadMethod::kIoUring : ReadMethod::kPread,
             .reader_threads = tuning_.reader_threads,
             .reads_per_thread = tuning_.reads_per_thread,
             .buffer_bytes = reads_.buffer_bytes(),
-            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes())};
+            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes()),
+            .direct_bytes = direct_bytes,
+            .storage_reads = gate_.settled()};
   }
 
- private:
   // As many as the system allows.
   std::vector<std::thread> StartReaders(int count) {
     std::vector<std::thread> threads;
@@ -174,7 +206,7 @@ class LoadRun {
 
   absl::Status ReadAndStoreAll(BufferRing& buffers) {
     ASSIGN_OR_RETURN(auto queue, NewQueue());
-    ItemReader reader(files_, std::move(queue));
+    ItemReader reader(files_, gate_, std::move(queue));
     while (!stop_) {
       while (reader.under_way() < static_cast<size_t>(tuning_.reads_per_thread)) {
         const size_t next = next_item_++;
@@ -215,13 +247,14 @@ class LoadRun {
   }
 
   FileSystem& file_system_;
-  const Destinations destinations_;  // different threads fill different bytes
-  const ShardFiles& files_;
+  Destinations destinations_;  // different threads fill different bytes
+  const ShardFiles files_;
   const LoadOptions options_;
   const ReadPlan reads_;
   HeapBuffers heap_;
   BufferSource& buffers_;
   const Tuning tuning_;
+  ReadGate gate_;  // to storage
 
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> stop_{false};
@@ -236,26 +269,17 @@ class LoadRun {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& source, Destinations destinations,
-                                                          const LoadOptions& options,
-                                                          const LoadProgressCallback& progress) {
-  ASSIGN_OR_RETURN(const ShardFiles files, OpenFiles(source));
-  const auto start = std::chrono::steady_clock::now();
+absl::StatusOr<std::unique_ptr<PreparedLoad>> PreparedLoad::Create(const LoadSource& source,
+                                                                   const LoadOptions& options) {
+  ASSIGN_OR_RETURN(ShardFiles files, OpenFiles(source));
   ASSIGN_OR_RETURN(const bool has_queue, HasQueue(source.file_system, options.read_method));
-  LoadRun run(source, destinations, files, options, has_queue);
-  RETURN_IF_ERROR(run.Run(progress));
-  const auto read = std::chrono::steady_clock::now();
-  std::vector<std::vector<Digest>> digests;
-  for (const auto& destination : destinations) {
-    ASSIGN_OR_RETURN(digests.emplace_back(), destination->Finish());
-  }
-  if (options.report != nullptr) {
-    *options.report = run.Describe();
-    for (const auto& file : files) options.report->direct_bytes += file->direct_bytes();
-    options.report->read_time = read - start;
-    options.report->digest_time = std::chrono::steady_clock::now() - read;
-  }
-  return digests;
+  return std::make_unique<NodeLoad>(source, std::move(files), options, has_queue);
+}
+
+absl::StatusOr<NodeDigests> LoadNode(const LoadSource& source, Destinations destinations, const LoadOptions& options,
+                                     const LoadProgressCallback& progress) {
+  ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create(source, options));
+  return load->Run(destinations, progress);
 }
 
 }  // namespace weightbroker

@@ -1,9 +1,10 @@
 // Fills the shards of a node from their files with large parallel reads, each byte read once however many ranks want
 // it, and digests every tensor on the way.
 //
-//   std::vector<std::unique_ptr<Destination>> ranks = ...;    // one for each of plan.shards
-//   auto digests = LoadNode({.file_system = fs, .checkpoint = checkpoint, .identity = identity, .plan = plan}, ranks,
-//                           options, [](int64_t done_bytes) { return Report(done_bytes); });
+//   const LoadSource source{.file_system = fs, .checkpoint = checkpoint, .identity = identity, .plan = plan};
+//   ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create(source, options));     // nothing has been read yet
+//   std::vector<std::unique_ptr<Destination>> ranks = ...;                        // one for each of plan.shards
+//   auto digests = load->Run(ranks, [](int64_t done_bytes) { return Report(done_bytes); });
 //   if (!digests.ok()) return digests.status();               // what the destinations hold is rubbish: drop it
 //   RETURN_IF_ERROR(CheckUnchanged(fs, identity));            // nothing changed while it was read
 //   for (size_t i = 0; i < ranks.size(); ++i) SerializeManifest(plan.shards[i], (*digests)[i]);
@@ -50,6 +51,7 @@ struct LoadReport {
   int64_t buffer_bytes = 0;                 // of one
   int64_t buffers_bytes = 0;                // of all
   int64_t direct_bytes = 0;                 // what was read past the page cache, of whole blocks
+  int storage_reads = 0;                    // that went there at once, in the end: see read_depth.h
   std::chrono::nanoseconds read_time{0};    // until everything had been read and stored
   std::chrono::nanoseconds digest_time{0};  // what the destinations' Finish took after it
 };
@@ -72,13 +74,30 @@ struct LoadOptions {
 // Called on the caller's thread with the bytes done so far, of plan.read_bytes; an error ends the load with that error.
 using LoadProgressCallback = std::function<absl::Status(int64_t done_bytes)>;
 
-// Reads what `source.plan` says into `destinations`, one for each of its shards, and returns for each shard the digest
-// of each of its tensors, in their order. Every file is checked against `source.identity` when it is opened: another
-// file, or one that ends early, is CHECKPOINT_CHANGED naming it. A change that does not make reading fail is for
-// CheckUnchanged to find afterwards. Otherwise it fails as its destinations do. No thread is left when it returns.
-absl::StatusOr<std::vector<std::vector<Digest>>> LoadNode(const LoadSource& source,
-                                                          std::span<const std::unique_ptr<Destination>> destinations,
-                                                          const LoadOptions& options,
-                                                          const LoadProgressCallback& progress);
+using NodeDigests = std::vector<std::vector<Digest>>;  // for each shard, of each of its tensors, in their order
+
+// A load of which everything has been decided. Not thread-safe.
+class PreparedLoad {
+ public:
+  // Opens the files, each of which is checked against `source.identity`: another one is CHECKPOINT_CHANGED naming it.
+  // SYSTEM_ERROR if io_uring must be used and may not. What `options` points to must outlive the result.
+  static absl::StatusOr<std::unique_ptr<PreparedLoad>> Create(const LoadSource& source, const LoadOptions& options);
+  virtual ~PreparedLoad() = default;
+
+  // At most how many buffers Run will want of `options.buffers`, of what size.
+  virtual int buffer_count() const = 0;
+  virtual int64_t buffer_bytes() const = 0;
+
+  // Reads what the plan says into `destinations`, one for each of its shards. Once. A file that ends early is
+  // CHECKPOINT_CHANGED naming it; a change that does not make reading fail is for CheckUnchanged to find afterwards.
+  // Otherwise it fails as its destinations do. No thread is left when it returns.
+  virtual absl::StatusOr<NodeDigests> Run(std::span<const std::unique_ptr<Destination>> destinations,
+                                          const LoadProgressCallback& progress) = 0;
+};
+
+// Both at once.
+absl::StatusOr<NodeDigests> LoadNode(const LoadSource& source,
+                                     std::span<const std::unique_ptr<Destination>> destinations,
+                                     const LoadOptions& options, const LoadProgressCallback& progress);
 
 }  // namespace weightbroker

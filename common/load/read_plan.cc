@@ -132,6 +132,7 @@ ReadPlan::ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t c
     : checkpoint_(checkpoint), plan_(plan) {
   CollectUses();
   BuildItems(chunk_bytes);
+  LetSlabsTakeTurns();
 }
 
 void ReadPlan::CollectUses() {
@@ -192,6 +193,50 @@ void ReadPlan::BuildItems(int64_t chunk_bytes) {
   for (const ReadItem& item : items_) {
     buffer_bytes_ = std::max(buffer_bytes_, RoundUp(item.end_bytes) - RoundDown(item.begin_bytes));
   }
+}
+
+// The number of the slab that the item's first byte goes to, of the first shard that wants it.
+size_t ReadPlan::SlabOf(const ReadItem& item) const {
+  const ReadSegment& segment = item.segments.front();
+  const CheckpointTensor& source = checkpoint_.tensors[static_cast<size_t>(segment.source)];
+  const int64_t element = (segment.file_offset_bytes - source.offset_bytes) * 8 / source.dtype->bits;
+  const auto index = static_cast<size_t>(segment.source);
+  for (size_t i = first_uses_[index]; i < first_uses_[index + 1]; ++i) {
+    const Piece& piece = *uses_[i].piece;
+    const int64_t end = piece.source_offset + (piece.run_count - 1) * piece.source_stride + piece.run_elements;
+    if (end <= element) continue;
+    const auto shard = static_cast<size_t>(uses_[i].shard);
+    const TensorPlacement& tensor = plan_.shards[shard].tensors[static_cast<size_t>(uses_[i].tensor)];
+    return first_slabs_[shard] + static_cast<size_t>(tensor.slab);
+  }
+  return 0;
+}
+
+// All slabs are begun and ended together, whatever their length.
+void ReadPlan::LetSlabsTakeTurns() {
+  first_slabs_.assign(1, 0);
+  for (const ShardPlan& shard : plan_.shards) first_slabs_.push_back(first_slabs_.back() + shard.slab_bytes.size());
+  if (first_slabs_.back() <= 1) return;
+  struct Turn {
+    size_t slab = 0;
+    double when = 0;  // bytes before it of its slab; then as a part of all that the slab has
+    size_t item = 0;
+  };
+  std::vector<double> slab_bytes(first_slabs_.back());
+  std::vector<Turn> turns;
+  turns.reserve(items_.size());
+  for (size_t i = 0; i < items_.size(); ++i) {
+    double& bytes = slab_bytes[turns.emplace_back(Turn{SlabOf(items_[i]), 0, i}).slab];
+    turns.back().when = bytes;
+    bytes += static_cast<double>(items_[i].end_bytes - items_[i].begin_bytes);
+  }
+  for (Turn& turn : turns) turn.when /= slab_bytes[turn.slab];
+  std::sort(turns.begin(), turns.end(),
+            [](const Turn& a, const Turn& b) { return std::tie(a.when, a.item) < std::tie(b.when, b.item); });
+  std::vector<ReadItem> sorted;
+  sorted.reserve(items_.size());
+  for (const Turn& turn : turns) sorted.push_back(std::move(items_[turn.item]));
+  items_ = std::move(sorted);
 }
 
 std::vector<Transfer> ReadPlan::TransfersOf(const ReadItem& item, size_t shard) const {

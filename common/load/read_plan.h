@@ -44,8 +44,10 @@ class ReadPlan {
   // and `plan` outlive this object.
   ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes);
 
-  // In file order. Every byte that a piece wants is in exactly one segment. Where a tensor lies at an offset that is no
-  // multiple of 8, neighbours share a block of the file, which is then read twice.
+  // In the order in which they are best read: what goes to one slab of one shard comes in file order, and what goes to
+  // different ones takes turns, so that all GPUs are busy, and all threads that fill host memory. Every byte that a
+  // piece wants is in exactly one segment. Where a tensor lies at an offset that is no multiple of 8, neighbours share
+  // a block of the file, which is then read twice.
   const std::vector<ReadItem>& items() const { return items_; }
 
   // The length of a buffer that any item fits, with its ends rounded out to kDirectAlignmentBytes.
@@ -65,13 +67,16 @@ class ReadPlan {
 
   void CollectUses();
   void BuildItems(int64_t chunk_bytes);
+  void LetSlabsTakeTurns();
+  size_t SlabOf(const ReadItem& item) const;
   int64_t CutUnitOf(int32_t source) const;
   Transform TransformOf(const Use& use) const;
 
   const Checkpoint& checkpoint_;
   const NodePlan& plan_;
-  std::vector<Use> uses_;           // by source, then shard
-  std::vector<size_t> first_uses_;  // for each source, where its uses start; one more at the end
+  std::vector<Use> uses_;            // by source, then shard
+  std::vector<size_t> first_slabs_;  // for each shard, the number of its first slab; one more at the end
+  std::vector<size_t> first_uses_;   // for each source, where its uses start; one more at the end
   std::vector<ReadItem> items_;
   int64_t buffer_bytes_ = 0;
 };

@@ -121,15 +121,19 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::ReadCached(int64_t begin_b
   return Result(ReadBuffered(begin_bytes, end_bytes, buffer.subspan(skip)), begin_bytes, end_bytes, buffer);
 }
 
-ShardFile::Started ShardFile::Start(ReadQueue* queue, int64_t begin_bytes, int64_t end_bytes,
-                                    std::span<std::byte> buffer, uint64_t tag) {
+ShardFile::Way ShardFile::WayTo(int64_t begin_bytes, int64_t end_bytes) const {
   const auto direct = Direct();
-  if (direct == nullptr) return Started::kNot;
-  if (direct->IsCached(begin_bytes, end_bytes - begin_bytes)) return Started::kCached;
-  if (queue == nullptr) return Started::kNot;
+  if (direct == nullptr) return Way::kBuffered;
+  return direct->IsCached(begin_bytes, end_bytes - begin_bytes) ? Way::kCached : Way::kDirect;
+}
+
+bool ShardFile::Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer,
+                      uint64_t tag) {
+  const auto direct = Direct();
+  if (direct == nullptr) return false;
   const int64_t start = RoundDown(begin_bytes);
   const auto blocks = buffer.first(static_cast<size_t>(RoundUp(end_bytes) - start));
-  return queue->Start(*direct, start, blocks, tag).ok() ? Started::kQueued : Started::kNot;
+  return queue.Start(*direct, start, blocks, tag).ok();
 }
 
 absl::StatusOr<std::span<const std::byte>> ShardFile::Finish(const ReadQueue::Completion& read, int64_t begin_bytes,

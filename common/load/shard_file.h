@@ -32,15 +32,16 @@ class ShardFile {
   // what reading says.
   absl::StatusOr<std::span<const std::byte>> Read(int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer);
 
-  // What has become of a read that was to be begun.
-  enum class Started {
-    kQueued,  // the queue has it: Finish ends it
-    kCached,  // the page cache has the bytes: ReadCached gets them
-    kNot,     // there is no way past the page cache, or the queue has not taken it: Read does it at once
+  // How the bytes are best read.
+  enum class Way {
+    kDirect,    // past the page cache: by Start and Finish, or by Read
+    kCached,    // the page cache has them: by ReadCached
+    kBuffered,  // there is no way past the page cache: by Read
   };
+  Way WayTo(int64_t begin_bytes, int64_t end_bytes) const;
 
-  // Begins the same through `queue`, which may be null.
-  Started Start(ReadQueue* queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
+  // Begins a direct read; false if the queue has not taken it.
+  bool Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
 
   // As Read, of what the page cache was found to hold.
   absl::StatusOr<std::span<const std::byte>> ReadCached(int64_t begin_bytes, int64_t end_bytes,

@@ -47,7 +47,7 @@ absl::StatusOr<ShardPlan> PlanAsItIs(const PlanRequest& request) {
     AppendCopy(region, 0, tensor.pieces);
   }
   const auto& aliases = request.checkpoint.aliases;
-  return AssembleShard(request.checkpoint, 0, std::move(tensors), {aliases.begin(), aliases.end()});
+  return AssembleShard(request.checkpoint, 0, std::move(tensors), {aliases.begin(), aliases.end()}, request.max_slabs);
 }
 
 absl::StatusOr<const Architecture*> FindArchitecture(const PlanRequest& request) {

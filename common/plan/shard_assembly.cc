@@ -13,20 +13,37 @@
 namespace weightbroker {
 namespace {
 
-// Gives out aligned places, one after the other.
+// Rounded up to where the next tensor may start; nothing if offsets would no longer fit 63 bits.
+std::optional<int64_t> EndOf(int64_t place, int64_t size_bytes) {
+  if (size_bytes > std::numeric_limits<int64_t>::max() - kTensorAlignmentBytes - place) return std::nullopt;
+  return (place + size_bytes + kTensorAlignmentBytes - 1) / kTensorAlignmentBytes * kTensorAlignmentBytes;
+}
+
+// Gives out aligned places, one after the other, in slabs of about `slab_bytes`.
 class SlabCursor {
  public:
-  // The place of the next tensor, or nothing if offsets would no longer fit 63 bits.
-  std::optional<int64_t> Take(int64_t size_bytes) {
-    const int64_t place = end_;
-    if (size_bytes > std::numeric_limits<int64_t>::max() - kTensorAlignmentBytes - place) return std::nullopt;
-    end_ = (place + size_bytes + kTensorAlignmentBytes - 1) / kTensorAlignmentBytes * kTensorAlignmentBytes;
+  explicit SlabCursor(int64_t slab_bytes) : slab_bytes_(slab_bytes) {}
+
+  struct Place {
+    int32_t slab = 0;
+    int64_t offset_bytes = 0;
+  };
+  Place Take(int64_t size_bytes) {
+    if (size_bytes > 0 && ends_.back() >= slab_bytes_) ends_.push_back(0);
+    const Place place{static_cast<int32_t>(ends_.size() - 1), ends_.back()};
+    ends_.back() = *EndOf(place.offset_bytes, size_bytes);
     return place;
   }
-  int64_t end() const { return end_; }
+
+  // How long the slabs must be. One whose tensors are all empty is there too, so that every tensor is in one.
+  std::vector<int64_t> slab_bytes() && {
+    for (int64_t& end : ends_) end = std::max(end, kTensorAlignmentBytes);
+    return std::move(ends_);
+  }
 
  private:
-  int64_t end_ = 0;
+  const int64_t slab_bytes_;
+  std::vector<int64_t> ends_ = {0};
 };
 
 absl::Status TooLarge(const std::string& tensor) {
@@ -95,7 +112,8 @@ absl::Status AddAliases(const std::vector<std::pair<std::string, std::string>>& 
 }  // namespace
 
 absl::StatusOr<ShardPlan> AssembleShard(const Checkpoint& checkpoint, int32_t rank, std::vector<ShardTensor> tensors,
-                                        const std::vector<std::pair<std::string, std::string>>& aliases) {
+                                        const std::vector<std::pair<std::string, std::string>>& aliases,
+                                        int max_slabs) {
   const auto place_in_files = [&](const ShardTensor& tensor) {
     const CheckpointTensor& source = checkpoint.tensors[static_cast<size_t>(tensor.first_source)];
     return std::make_tuple(source.file_index, source.offset_bytes, std::string_view(tensor.name));
@@ -103,29 +121,36 @@ absl::StatusOr<ShardPlan> AssembleShard(const Checkpoint& checkpoint, int32_t ra
   std::sort(tensors.begin(), tensors.end(),
             [&](const ShardTensor& a, const ShardTensor& b) { return place_in_files(a) < place_in_files(b); });
 
+  int64_t total_bytes = 0;
+  for (const ShardTensor& tensor : tensors) {
+    const auto size = SizeBytes(tensor);
+    const auto end = size.has_value() ? EndOf(total_bytes, *size) : std::nullopt;
+    if (!end.has_value()) return TooLarge(tensor.name);
+    total_bytes = *end;
+  }
+
   ShardPlan plan;
   plan.rank = rank;
-  SlabCursor cursor;
+  SlabCursor cursor(max_slabs == 1 ? total_bytes
+                                   : std::max(kLeastSlabBytes, (total_bytes + max_slabs - 1) / max_slabs));
   std::vector<std::pair<std::string, std::string>> scales;  // weight, scale
   for (ShardTensor& tensor : tensors) {
-    const auto size = SizeBytes(tensor);
-    const auto place = size.has_value() ? cursor.Take(*size) : std::nullopt;
-    if (!place.has_value()) return TooLarge(tensor.name);
+    const int64_t size_bytes = *SizeBytes(tensor);
+    const SlabCursor::Place place = cursor.Take(size_bytes);
     if (!tensor.scale_name.empty()) scales.emplace_back(tensor.name, tensor.scale_name);
     plan.tensors.push_back({.name = std::move(tensor.name),
                             .dtype = tensor.dtype,
                             .shape = std::move(tensor.shape),
-                            .slab = 0,
-                            .slab_offset_bytes = *place,
-                            .size_bytes = *size,
+                            .slab = place.slab,
+                            .slab_offset_bytes = place.offset_bytes,
+                            .size_bytes = size_bytes,
                             .alias_of = {},
                             .transform = tensor.transform,
                             .pieces = std::move(tensor.pieces),
                             .scale_tensor = -1,
                             .is_scale = tensor.is_scale});
   }
-  // A shard whose tensors are all empty still has a slab, so that every tensor is in one.
-  plan.slab_bytes = {std::max(cursor.end(), kTensorAlignmentBytes)};
+  plan.slab_bytes = std::move(cursor).slab_bytes();
   SortByName(plan);
   RETURN_IF_ERROR(CheckNamesDiffer(plan));
   RETURN_IF_ERROR(AddAliases(aliases, plan));

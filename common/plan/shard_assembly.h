@@ -24,10 +24,10 @@ struct ShardTensor {
   bool is_scale = false;
 };
 
-// Packs `tensors` into one slab in the order in which they lie in the files, and adds `aliases`: name -> the tensor
-// whose memory it shares. ARCHITECTURE_MISMATCH for two tensors of one name; CHECKPOINT_MALFORMED for an alias of a
-// tensor that is not there; CHECKPOINT_TOO_LARGE past 2^63 bytes.
+// Packs `tensors` into up to `max_slabs` slabs in the order in which they lie in the files, and adds `aliases`: name ->
+// the tensor whose memory it shares. ARCHITECTURE_MISMATCH for two tensors of one name; CHECKPOINT_MALFORMED for an
+// alias of a tensor that is not there; CHECKPOINT_TOO_LARGE past 2^63 bytes.
 absl::StatusOr<ShardPlan> AssembleShard(const Checkpoint& checkpoint, int32_t rank, std::vector<ShardTensor> tensors,
-                                        const std::vector<std::pair<std::string, std::string>>& aliases);
+                                        const std::vector<std::pair<std::string, std::string>>& aliases, int max_slabs);
 
 }  // namespace weightbroker

@@ -402,7 +402,7 @@ absl::StatusOr<ShardPlan> ShardPlanner::Plan(int32_t rank) const {
     group.parts.emplace(std::make_pair(rule->stacks_experts ? role.expert : 0, position), std::move(part));
   }
   for (const auto& [name, group] : groups) RETURN_IF_ERROR(AddFused(name, group, places, tensors));
-  return AssembleShard(request_.checkpoint, rank, std::move(tensors), AliasesOn(places.stage));
+  return AssembleShard(request_.checkpoint, rank, std::move(tensors), AliasesOn(places.stage), request_.max_slabs);
 }
 
 }  // namespace weightbroker

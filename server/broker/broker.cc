@@ -15,6 +15,8 @@
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
 #include "server/broker/health_service.h"
+#include "server/broker/machine_facts.h"
+#include "server/broker/object_views.h"
 #include "server/broker/service_context.h"
 #include "server/broker/weight_broker_service.h"
 #include "server/endpoint/endpoint.h"
@@ -36,6 +38,8 @@ constexpr size_t kMaxWaitingForDevices = 256;
 constexpr std::chrono::milliseconds kLastWords(50);
 // Its thread never blocks; a machine that has not let it run for so long is at its end in other ways.
 constexpr std::chrono::milliseconds kEndpointPatience(2000);
+// Of a scrape with a driver that does not answer; Prometheus gives it 10 s by default.
+constexpr std::chrono::milliseconds kScrapePatience(1000);
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
@@ -74,6 +78,7 @@ struct Broker::Parts {
                .vault = options.vault,
                .check_gpu_fd = options.check_gpu_fd,
                .on_degraded = [this](std::string_view how) { metrics.CountDegradedLoad(how); },
+               .on_report = [this](const internal::v1::LoadReport& report) { OnReport(report); },
                .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnLoaded(set, result); }}),
         publications(
             {.registry = registry,
@@ -85,10 +90,13 @@ struct Broker::Parts {
         workers(options.worker_threads, options.max_waiting_calls),
         device_workers(kDeviceWorkers, kMaxWaitingForDevices),
         health_worker(1, kMaxWaitingForDevices),
+        machine(&health_facts, &health_worker),
         context(MakeContext()),
         service(context),
         admin(context),
         health(context) {}
+  // A scrape asks parts that are gone before the metrics are.
+  ~Parts() { metrics.StopServing(); }
 
   ServiceContext MakeContext() {
     return {.registry = registry,
@@ -164,18 +172,45 @@ struct Broker::Parts {
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
+    values.objects = ReadObjects(totals);
     return values;
   }
 
+  ObjectGauges ReadObjects(const RegistryTotals& totals) {
+    ObjectGauges objects = DescribeObjects(registry->List());
+    objects.ready = ServiceStatus(totals) == v1::HealthResponse::STATUS_READY;
+    objects.memory_limit_bytes = options.memory_limit_bytes;
+    for (const ServedDevice& device : options.devices->Served()) objects.devices.try_emplace(device.name);
+    if (const auto facts = machine.Get(kScrapePatience); facts.has_value()) AddMachineFacts(*facts, &objects);
+    return objects;
+  }
+
+  void OnReport(const internal::v1::LoadReport& report) {
+    const auto seconds = [](int64_t from_ns, int64_t to_ns) { return static_cast<double>(to_ns - from_ns) / 1e9; };
+    metrics.outcomes().ObserveLoadPhases({.plan_seconds = seconds(report.started_ns(), report.planned_ns()),
+                                          .allocate_seconds = seconds(report.planned_ns(), report.allocated_ns()),
+                                          .read_seconds = seconds(report.allocated_ns(), report.loaded_ns()),
+                                          .digest_seconds = seconds(report.loaded_ns(), report.digested_ns())});
+  }
+
   void OnLoaded(const WeightSetRef& set, const absl::Status& result) {
-    metrics.CountLoad(ResultOf(result), registry->Describe(set).load_seconds());
-    if (result.ok()) WatchExporter(set);
+    const v1::WeightSet described = registry->Describe(set);
+    metrics.CountLoad(ResultOf(result), described.load_seconds());
+    if (result.ok()) {
+      metrics.outcomes().ObserveLoad(described.read_bytes());
+      WatchExporter(set);
+    } else {
+      metrics.outcomes().CountLoadFailure(GetErrorDetails(result).reason);
+    }
   }
 
   void WatchExporter(const WeightSetRef& set);
   void OnPublished(const WeightSetRef& set, const absl::Status& result) {
     metrics.CountPublication(result.ok());
-    if (!result.ok()) return;
+    if (!result.ok()) {
+      metrics.outcomes().CountLoadFailure(GetErrorDetails(result).reason);
+      return;
+    }
     metrics.CountLoad(LoadResult::kResident, registry->Describe(set).load_seconds());
     WatchExporter(set);
   }
@@ -204,6 +239,7 @@ struct Broker::Parts {
   WorkerPool workers;
   WorkerPool device_workers;
   WorkerPool health_worker;
+  MachineFacts machine;
   const ServiceContext context;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;

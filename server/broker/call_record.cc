@@ -38,7 +38,9 @@ CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const st
       method_(method),
       start_(context.clock->SteadyNow()),
       peer_(context.find_peer(grpc_peer)),
-      live_(context.live_calls->Begin()) {}
+      live_(context.live_calls->Begin()) {
+  context_.metrics->outcomes().CountStarted(static_cast<size_t>(method));
+}
 
 absl::Status CallRecord::CheckCaller() const {
   if (peer_.has_value()) return absl::OkStatus();

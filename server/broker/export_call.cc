@@ -79,9 +79,11 @@ absl::Status ExportCall::ExportBySpec() {
   if (!resolved.ok()) return ExportUnverified(resolved.status());
   const SetsOfSpec found = FindSets(*context_.registry, *resolved);
   if (!found.same.empty()) {
+    CountCheck(FingerprintCheck::kMatch);
     identity_state_ = v1::IDENTITY_STATE_VERIFIED;
     return ExportSet(ChooseSet(found.same));
   }
+  CountCheck(found.closest.has_value() ? FingerprintCheck::kMismatch : FingerprintCheck::kAbsent);
   if (found.closest.has_value()) return MismatchError(*context_.metrics, *found.closest);
   return MakeError(Reason::kNotResident,
                    absl::StrCat("no weight set of ", resolved->spec.model(), " is resident; call Register to load it"),
@@ -92,6 +94,7 @@ absl::Status ExportCall::ExportBySpec() {
 // was meant, and whether it may be exported is the operator's to say.
 absl::Status ExportCall::ExportUnverified(const absl::Status& cause) {
   const std::vector<WeightSetRef> sets = FindSetsOfGoneFiles(context_, request_.spec(), request_.environment());
+  CountCheck(sets.empty() ? FingerprintCheck::kFailed : FingerprintCheck::kUnverified);
   if (sets.empty()) return cause;
   const WeightSetRef set = ChooseSet(sets);
   const bool allowed = context_.exports_unverified;
@@ -114,6 +117,8 @@ absl::Status ExportCall::ExportUnverified(const absl::Status& cause) {
   return ExportSet(set);
 }
 
+void ExportCall::CountCheck(FingerprintCheck result) const { context_.metrics->outcomes().CountCheck(result); }
+
 // Of sets that differ only in their devices: one that can be had, of the kind that the caller likes best.
 WeightSetRef ExportCall::ChooseSet(const std::vector<WeightSetRef>& sets) const {
   const auto& kinds = request_.handle_kinds();
@@ -130,6 +135,7 @@ absl::Status ExportCall::ExportByFingerprint() {
   if (request_.has_environment()) RETURN_IF_ERROR(CheckEnvironment(request_.environment()));
   const WeightSetRef set = context_.registry->Find(request_.fingerprint());
   if (set == nullptr) {
+    CountCheck(FingerprintCheck::kAbsent);
     return MakeError(Reason::kNotResident,
                      absl::StrCat("no weight set with fingerprint ", Quote(request_.fingerprint()),
                                   " is resident (all 64 digits are needed); call Register to load it"),
@@ -170,7 +176,9 @@ void ExportCall::FollowAlias(const Lease& lease) {
 absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
   const std::string& requested = request_.environment().torch_version();
   const std::string& resident = set->environment().torch_version();
-  if (!request_.has_environment() || requested == resident) return absl::OkStatus();
+  const bool matches = !request_.has_environment() || requested == resident;
+  CountCheck(matches ? FingerprintCheck::kMatch : FingerprintCheck::kMismatch);
+  if (matches) return absl::OkStatus();
   v1::FingerprintDifference difference;
   difference.set_field("environment.torch_version");
   difference.set_requested(requested);
@@ -236,6 +244,8 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   context_.metrics->CountExport(renewed ? ExportResult::kRenewed : ExportResult::kGranted);
+  context_.metrics->outcomes().NoteExport(
+      std::chrono::duration<double>(context_.clock->WallNow().time_since_epoch()).count());
   FollowAlias(lease);
   if (!KeepLease(std::move(lease))) return absl::OkStatus();
   SendHeader(&header, set, *shard);
@@ -299,7 +309,9 @@ void ExportCall::Refuse(const absl::Status& status) {
   context_.metrics->CountExport(ExportResult::kRefused);
   const bool is_about_the_set = absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
   const absl::Status serving = context_.registry->CheckServing();
-  End(is_about_the_set && !serving.ok() ? serving : status);
+  const absl::Status& said = is_about_the_set && !serving.ok() ? serving : status;
+  context_.metrics->outcomes().CountExportRefusal(GetErrorDetails(said).reason);
+  End(said);
 }
 
 // The registry has ended the lease, or wants it back: say so once the caller has all of the manifest, and give it back

@@ -32,6 +32,7 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   void RunBySpec();
   absl::Status ExportBySpec();
   absl::Status ExportUnverified(const absl::Status& cause);
+  void CountCheck(FingerprintCheck result) const;
   WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
   absl::Status ExportByAlias();

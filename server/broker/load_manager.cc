@@ -181,6 +181,7 @@ absl::Status LoadManager::RunLoader(const RunningRef& running) {
   }
   const absl::Status result = session->Run();
   if (result.ok()) ReportDegraded(*running->set, session->report());
+  if (result.ok() && options_.on_report) options_.on_report(session->report());
   MutexLock lock(mutex_);
   running->session = nullptr;
   return result;

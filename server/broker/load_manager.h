@@ -42,6 +42,8 @@ struct LoadManagerOptions {
   // Called at the end of each load whose loader could not read as it should have, from the load's thread: with
   // "no_io_uring" or "not_pinned". May be empty.
   std::function<void(std::string_view how)> on_degraded = {};
+  // Called with what the loader says of how it went, at the end of each load that got to residency. May be empty.
+  std::function<void(const internal::v1::LoadReport& report)> on_report = {};
   // Called at the end of each load, with its result, from the load's thread. May be empty.
   std::function<void(const WeightSetRef& set, const absl::Status& result)> on_finished = {};
 };

@@ -51,7 +51,7 @@ absl::StatusOr<MemoryPlan> AwaitPlan(const Registry& registry, const SpawnedLoad
   if (!event.has_planned()) return DistrustLoader("began with something else than a plan");
   std::vector<RankPlacement> ranks;
   for (const internal::v1::RankPlacement& rank : request.ranks()) ranks.push_back({rank.rank(), rank.device()});
-  return ReadPlan(event.planned(), ranks);
+  return ToMemoryPlan(event.planned(), ranks);
 }
 
 }  // namespace
@@ -65,7 +65,8 @@ absl::StatusOr<MemoryPlan> PlanLoad(const Registry& registry, LoaderSpawner& spa
   return plan;
 }
 
-absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned, const std::vector<RankPlacement>& ranks) {
+absl::StatusOr<MemoryPlan> ToMemoryPlan(const internal::v1::LoadPlanned& planned,
+                                        const std::vector<RankPlacement>& ranks) {
   const bool is_for_these = std::equal(
       planned.shards().begin(), planned.shards().end(), ranks.begin(), ranks.end(),
       [](const internal::v1::PlannedShard& shard, const RankPlacement& rank) { return shard.rank() == rank.rank; });

@@ -22,6 +22,7 @@ absl::StatusOr<MemoryPlan> PlanLoad(const Registry& registry, LoaderSpawner& spa
                                     const internal::v1::LoadRequest& request, std::chrono::milliseconds timeout);
 
 // What a loader says that it will need, for `ranks`. PROTOCOL_ERROR if it planned others.
-absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned, const std::vector<RankPlacement>& ranks);
+absl::StatusOr<MemoryPlan> ToMemoryPlan(const internal::v1::LoadPlanned& planned,
+                                        const std::vector<RankPlacement>& ranks);
 
 }  // namespace weightbroker

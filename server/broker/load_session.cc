@@ -161,7 +161,7 @@ absl::Status LoadSession::CheckNotStalled() {
 }
 
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
-  ASSIGN_OR_RETURN(plan_, ReadPlan(planned, set_->placement().ranks));
+  ASSIGN_OR_RETURN(plan_, ToMemoryPlan(planned, set_->placement().ranks));
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
   last_progress_ = std::chrono::steady_clock::now();
   Log(LogLevel::kInfo, "load.granted",

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/log_format.h"
 #include "common/base/mutex.h"
 #include "common/base/socket.h"
 #include "common/base/status_macros.h"
@@ -227,6 +228,7 @@ absl::Status Serve(const BrokerConfig& config) {
 
 int Run(const BrokerConfig& config) {
   SetLogLevel(config.log_level);
+  SetLogFormat(config.log_format);
   TakeGrpcLog();
   absl::Status status = RaiseFdLimitTo(kLeastOpenFiles).status();
   if (status.ok()) status = Serve(config);

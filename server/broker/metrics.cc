@@ -23,6 +23,7 @@
 #include "common/base/strings.h"
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
+#include "server/broker/process_metrics.h"
 #include "server/endpoint/acceptor.h"
 
 namespace weightbroker {
@@ -43,6 +44,31 @@ constexpr std::string_view kReasonNames[] = {
 #undef WEIGHTBROKER_REASON_NAME
 };
 constexpr std::string_view kFilePrefix = "checkpoint.files.";
+// Those that most mismatches are in; names of other side files are added as they come.
+constexpr const char* kMismatchFields[] = {"spec.tensor_parallel_size",
+                                           "spec.pipeline_parallel_size",
+                                           "spec.expert_parallel_size",
+                                           "spec.data_parallel_size",
+                                           "spec.quantization",
+                                           "spec.dtype",
+                                           "spec.layout",
+                                           "spec.engine",
+                                           "spec.engine_version",
+                                           "spec.mtp_layers",
+                                           "spec.unquantized_modules",
+                                           "environment.torch_version",
+                                           "device.kind",
+                                           "device.compute_capability",
+                                           "device.driver_version",
+                                           "checkpoint.config.json.sha256",
+                                           "checkpoint.files.header_sha256",
+                                           "checkpoint.files.contents_sha256",
+                                           "checkpoint.files.size_bytes",
+                                           "checkpoint.files.device",
+                                           "checkpoint.files.inode",
+                                           "checkpoint.files.mtime_ns",
+                                           "checkpoint.files.ctime_ns",
+                                           "other"};
 
 // From a call that touches nothing to one that reads the headers of a large model.
 const prometheus::Histogram::BucketBoundaries kRpcBuckets = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
@@ -102,6 +128,8 @@ class GaugeCollector : public prometheus::Collectable {
     for (const auto& [device, bytes] : values.reserved_bytes_by_device) {
       AddValue(static_cast<double>(bytes), {{"device", device}}, &families.back());
     }
+    AddObjectGauges(values.objects, &families);
+    AddProcessMetrics(&families);
     return families;
   }
 
@@ -166,7 +194,8 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
-      connections_refused_(AddCounters(MetricId::kConnectionsRefusedTotal)) {
+      connections_refused_(AddCounters(MetricId::kConnectionsRefusedTotal)),
+      outcomes_(*registry_, kRpcMethodNames, kRpcMethodCount) {
   const auto histograms = [&](MetricId id) -> prometheus::Family<prometheus::Histogram>& {
     return prometheus::BuildHistogram()
         .Name(std::string(Info(id).name))
@@ -177,6 +206,10 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   auto& rpc_seconds = histograms(MetricId::kRpcDurationSeconds);
   for (size_t i = 0; i < kRpcMethodCount; ++i) {
     rpc_seconds_[i] = &rpc_seconds.Add({{"method", std::string(kRpcMethodNames[i])}}, kRpcBuckets);
+    for (size_t code = 0; code < kStatusCodeCount; ++code) {
+      rpc_counters_[i][code] = &rpcs_.Add({{"method", std::string(kRpcMethodNames[i])},
+                                           {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+    }
   }
   // A series that is not there before its first event hides that event from rate().
   for (const char* result : kLoadResults) loads_.Add({{"result", result}});
@@ -190,11 +223,15 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
+  for (const std::string_view reason : kReasonNames) refusals_.Add({{"reason", std::string(reason)}});
+  for (const char* field : kMismatchFields) mismatches_.Add({{"field", field}});
 }
 
 // The listener's thread looks every two seconds only whether it is to end, unless somebody connects. A broker that is
 // replaced must not keep its successor waiting for that.
-Metrics::~Metrics() {
+Metrics::~Metrics() { StopServing(); }
+
+void Metrics::StopServing() {
   if (exposer_ == nullptr) return;
   std::atomic<bool> ended{false};
   auto waking = StartThread("the end of the metrics", [&] {
@@ -267,14 +304,7 @@ void Metrics::ObserveRpcDuration(RpcMethod method, double seconds) {
 
 void Metrics::CountRpc(RpcMethod method, absl::StatusCode code) {
   const size_t code_index = std::min(static_cast<size_t>(code), kStatusCodeCount - 1);
-  auto& cached = rpc_counters_[static_cast<size_t>(method)][code_index];
-  prometheus::Counter* counter = cached.load(std::memory_order_acquire);
-  if (counter == nullptr) {
-    counter = &rpcs_.Add({{"method", std::string(RpcMethodName(method))},
-                          {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code_index))}});
-    cached.store(counter, std::memory_order_release);
-  }
-  counter->Increment();
+  rpc_counters_[static_cast<size_t>(method)][code_index]->Increment();
 }
 
 absl::StatusOr<int> Metrics::Serve(int port) {

@@ -20,6 +20,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/broker/detail_metric_rows.h"
+#include "server/broker/object_gauges.h"
+#include "server/broker/outcome_metrics.h"
 
 namespace prometheus {
 class Collectable;
@@ -91,7 +94,8 @@ struct MetricInfo {
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
     "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
   X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
-    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")
+    "Log lines that the broker dropped because whoever reads its stderr did not keep up.")                          \
+  WEIGHTBROKER_DETAIL_METRICS(X)
 
 enum class MetricId {
 #define WEIGHTBROKER_METRIC_ENUMERATOR(enumerator, name, type, labels, help) enumerator,
@@ -137,6 +141,7 @@ struct GaugeValues {
   std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
   int open_connections = 0;
+  ObjectGauges objects;
 };
 
 // A fingerprint's field without the name of a file in it: "checkpoint.files.a.safetensors.header_sha256" becomes
@@ -164,6 +169,7 @@ class Metrics {
   void CountConnectionRefused(const std::string& reason);
   void ObserveRpcDuration(RpcMethod method, double seconds);
   void CountRpc(RpcMethod method, absl::StatusCode code);
+  OutcomeMetrics& outcomes() { return outcomes_; }
 
   // Serves /metrics on 127.0.0.1:`port`; 0 takes a free one. Gives the port. SYSTEM_ERROR naming the address if it
   // cannot.
@@ -171,6 +177,9 @@ class Metrics {
 
   // What a scrape would get.
   std::string Render() const;
+
+  // No scrape is under way when it returns, and none will be. Harmless twice.
+  void StopServing();
 
  private:
   using Counters = prometheus::Family<prometheus::Counter>;
@@ -193,10 +202,11 @@ class Metrics {
   Counters& mismatches_;
   Counters& rpcs_;
   Counters& connections_refused_;
+  OutcomeMetrics outcomes_;
   prometheus::Histogram* load_seconds_ = nullptr;
   std::array<prometheus::Histogram*, kRpcMethodCount> rpc_seconds_ = {};
   // Found once and kept: looking a series up by its labels costs more than the rest of a Health call's accounting.
-  std::array<std::array<std::atomic<prometheus::Counter*>, kStatusCodeCount>, kRpcMethodCount> rpc_counters_ = {};
+  std::array<std::array<prometheus::Counter*, kStatusCodeCount>, kRpcMethodCount> rpc_counters_ = {};
   std::unique_ptr<prometheus::Exposer> exposer_;
   int port_ = 0;  // the exposer's
 };

@@ -58,6 +58,7 @@ void RegisterCall::Run() {
   if (request_.dry_run()) return AnswerDryRun();
   absl::StatusOr<WeightSetRef> set = FindOrLoad();
   if (!set.ok()) {
+    context_.metrics->outcomes().CountRegistration(Registration::kRefused);
     End(set.status());
     return;
   }
@@ -98,6 +99,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
   ASSIGN_OR_RETURN(NewWeightSet wanted, Want(resolved));
   const Placement placement = wanted.placement;
+  Registration registration = FoundAs(wanted.fingerprint.hash);
   absl::StatusOr<WeightSetRef> found;
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
@@ -109,6 +111,8 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
+  if (IsEngineLayout(resolved.spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
+  context_.metrics->outcomes().CountRegistration(registration);
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},
@@ -117,6 +121,15 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
   return set;
+}
+
+// What this call finds, as far as can be told before it begins anything.
+Registration RegisterCall::FoundAs(const std::string& fingerprint) const {
+  const WeightSetRef known = context_.registry->Find(fingerprint);
+  if (known == nullptr) return Registration::kStarted;
+  const v1::WeightSetState state = context_.registry->View(known).state;
+  if (state == v1::WEIGHT_SET_STATE_RESIDENT) return Registration::kHit;
+  return state == v1::WEIGHT_SET_STATE_FAILED ? Registration::kStarted : Registration::kJoined;
 }
 
 absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {

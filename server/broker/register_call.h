@@ -33,6 +33,7 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
   absl::StatusOr<NewWeightSet> Want(const ResolvedSpec& resolved) const;
   absl::StatusOr<v1::RegisterPlan> PlanOnly() const;
   void AnswerDryRun();
+  Registration FoundAs(const std::string& fingerprint) const;
   absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);
   absl::StatusOr<WeightSetRef> FindPublished(const ResolvedSpec& resolved, const std::string& wanted) const;

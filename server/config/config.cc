@@ -207,6 +207,7 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.Parse("loader_stall_timeout", ParseDuration,
                               [&](std::chrono::milliseconds time) { config.loader_stall_timeout = time; }));
   RETURN_IF_ERROR(flags.Parse("log_level", ParseLogLevel, [&](LogLevel level) { config.log_level = level; }));
+  RETURN_IF_ERROR(flags.Parse("log_format", ParseLogFormat, [&](LogFormat format) { config.log_format = format; }));
   RETURN_IF_ERROR(ReadKeeper(flags, &config));
   RETURN_IF_ERROR(ReadProgram(flags, "broker_path", "weightbroker-broker", &config.broker_path));
   RETURN_IF_ERROR(ReadProgram(flags, "loader_path", "weightbroker-loader", &config.loader_path));

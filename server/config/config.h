@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/log.h"
+#include "common/base/log_format.h"
 #include "server/config/values.h"
 
 namespace weightbroker {
@@ -56,6 +57,7 @@ struct BrokerConfig {
   bool exports_unverified = false;
   std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
   LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
 
   std::string broker_path;
   std::string loader_path;

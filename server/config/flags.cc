@@ -76,6 +76,7 @@ constexpr FlagRow kRows[] = {
      "A loader that makes no progress for so long (reads no byte and ends no phase) is killed, and its load fails; 0s: "
      "never"},
     {"log_level", kText, kEverywhere, "LEVEL", "info", "debug, info, warning or error"},
+    {"log_format", kText, kEverywhere, "FORMAT", "text", "text: logfmt, or json: one JSON object a line"},
     {"broker_path", kText, kEverywhere, "PATH", "",
      "The program that weightbrokerd starts. Default: weightbroker-broker beside it"},
     {"loader_path", kText, kEverywhere, "PATH", "",

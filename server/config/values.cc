@@ -130,6 +130,12 @@ absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text) {
   return Bad(absl::StrCat("\"", text, "\" is not a log level: give debug, info, warning or error"));
 }
 
+absl::StatusOr<LogFormat> ParseLogFormat(const std::string& text) {
+  if (text == "text") return LogFormat::kText;
+  if (text == "json") return LogFormat::kJson;
+  return Bad(absl::StrCat("\"", text, "\" is not a form of the log: give text or json"));
+}
+
 absl::StatusOr<int64_t> ParseReadChunk(const std::string& text) {
   constexpr int64_t kUnit = 4096;
   const auto bytes = ParseByteCount(text);

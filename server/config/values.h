@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/log.h"
+#include "common/base/log_format.h"
 #include "common/memory/memory_limit.h"
 
 namespace weightbroker {
@@ -45,6 +46,7 @@ absl::StatusOr<gid_t> ParseGroup(const std::string& text);
 
 // "debug", "info", "warning" or "error".
 absl::StatusOr<LogLevel> ParseLogLevel(const std::string& text);
+absl::StatusOr<LogFormat> ParseLogFormat(const std::string& text);
 
 // "127.0.0.1:PORT" to its port, empty to nullopt. No other address: metrics have no access control of their own.
 absl::StatusOr<std::optional<int>> ParseMetricsAddress(const std::string& text);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
+#include "common/base/log_format.h"
 #include "server/config/config.h"
 #include "server/keeper/detach.h"
 #include "server/keeper/keeper.h"
@@ -70,6 +71,7 @@ int Main(int argc, char** argv) {
   }
   SetLogProgram("keeper");
   SetLogLevel(config->log_level);
+  SetLogFormat(config->log_format);
   std::optional<Detached> detached;
   if (config->detach) {
     auto entered = Detached::Enter();

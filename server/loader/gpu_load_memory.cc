@@ -20,27 +20,32 @@ namespace {
 
 class GpuLoadMemory : public LoadMemory {
  public:
-  explicit GpuLoadMemory(v1::HandleKind kind) : kind_(kind) {}
+  GpuLoadMemory(const internal::v1::LoadRequest& request, CudaOpener open_cuda)
+      : request_(request), open_cuda_(std::move(open_cuda)) {}
 
   // Copies end before the memory goes.
   ~GpuLoadMemory() override { destinations_.clear(); }
+
+  LoadOptions Tune(LoadOptions options) override { return TuneForCuda(options, *buffers_); }
 
   int64_t pinned_bytes() const override { return buffers_ != nullptr ? buffers_->pinned_bytes() : 0; }
   int64_t unpinned_bytes() const override { return buffers_ != nullptr ? buffers_->unpinned_bytes() : 0; }
 
   int64_t contexts_ns() const override { return contexts_ns_; }
 
-  // All GPUs at once: a context alone takes a tenth of a second.
-  absl::Status Allocate(const internal::v1::LoadRequest& request, const NodePlan& plan, CudaDriver& cuda) {
+  // All GPUs at once: a context alone takes a tenth of a second. Meanwhile the read buffers' pages are made; they are
+  // pinned while the GPUs clear their memory.
+  absl::Status Allocate(const NodePlan& plan, const PreparedLoad& load) override {
+    ASSIGN_OR_RETURN(CudaDriver* const cuda, open_cuda_());
     const size_t count = plan.shards.size();
     shards_.resize(count);
     destinations_.resize(count);
     std::map<std::string, Gpu> gpus;  // by UUID
-    for (size_t i = 0; i < count; ++i) gpus[request.ranks(static_cast<int>(i)).device()].shards.push_back(i);
+    for (size_t i = 0; i < count; ++i) gpus[request_.ranks(static_cast<int>(i)).device()].shards.push_back(i);
     std::vector<std::thread> threads;
     for (auto& [uuid, gpu] : gpus) {
-      const auto allocate = [this, &plan, &cuda, &uuid = uuid, &gpu = gpu] {
-        gpu.status = AllocateOn(uuid, plan, cuda, gpu);
+      const auto allocate = [this, &plan, cuda, &uuid = uuid, &gpu = gpu] {
+        gpu.status = AllocateOn(uuid, plan, *cuda, gpu);
       };
       auto thread = StartThread("taking a GPU's memory", allocate);
       if (thread.ok()) {
@@ -49,16 +54,16 @@ class GpuLoadMemory : public LoadMemory {
         allocate();
       }
     }
+    const absl::Status reserved = buffers_->Reserve(load.buffer_count(), load.buffer_bytes());
     for (std::thread& thread : threads) thread.join();
+    RETURN_IF_ERROR(reserved);
     for (const auto& [uuid, gpu] : gpus) {
       RETURN_IF_ERROR(WithHolders(gpu.status, uuid));
       contexts_ns_ = std::max(contexts_ns_, gpu.context_ns);
     }
-    buffers_ = std::make_unique<CudaBuffers>(gpus.begin()->second.context);
+    buffers_->Pin(gpus.begin()->second.context);
     return absl::OkStatus();
   }
-
-  LoadOptions Tune(LoadOptions options) const override { return TuneForCuda(options, *buffers_); }
 
   absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override { return shards_[shard]->Finish(); }
 
@@ -67,7 +72,7 @@ class GpuLoadMemory : public LoadMemory {
     buffers_.reset();
   }
 
-  bool needs_exporter() const override { return kind_ == v1::HANDLE_KIND_CUDA_IPC; }
+  bool needs_exporter() const override { return request_.handle_kind() == v1::HANDLE_KIND_CUDA_IPC; }
 
  private:
   struct Gpu {
@@ -81,30 +86,26 @@ class GpuLoadMemory : public LoadMemory {
     ASSIGN_OR_RETURN(gpu.context, ContextOfGpu(cuda, uuid));
     gpu.context_ns = SteadyNanoseconds();
     for (const size_t index : gpu.shards) {
-      ASSIGN_OR_RETURN(shards_[index], GpuShard::Create(gpu.context, uuid, kind_));
+      ASSIGN_OR_RETURN(shards_[index], GpuShard::Create(gpu.context, uuid, request_.handle_kind()));
       GpuShard& shard = *shards_[index];
-      RETURN_IF_ERROR(shard.Add(plan.shards[index].slab_bytes));
-      std::vector<CudaDevicePtr> addresses;
-      for (const GpuShard::Slab& slab : shard.slabs()) addresses.push_back(slab.address);
-      ASSIGN_OR_RETURN(destinations_[index], MakeCudaDestination(plan.shards[index], std::move(addresses), gpu.context,
+      RETURN_IF_ERROR(shard.AddUncleared(plan.shards[index].slab_bytes));
+      ASSIGN_OR_RETURN(destinations_[index], MakeCudaDestination(plan.shards[index], shard.slabs(), gpu.context,
                                                                  [&shard] { return shard.Protect(); }));
     }
     return absl::OkStatus();
   }
 
-  const v1::HandleKind kind_;
+  const internal::v1::LoadRequest& request_;
+  const CudaOpener open_cuda_;
   int64_t contexts_ns_ = 0;
-  std::unique_ptr<CudaBuffers> buffers_;
+  std::unique_ptr<CudaBuffers> buffers_ = std::make_unique<CudaBuffers>();
   std::vector<std::unique_ptr<GpuShard>> shards_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LoadMemory>> AllocateOnGpus(const internal::v1::LoadRequest& request,
-                                                           const NodePlan& plan, CudaDriver& cuda) {
-  auto memory = std::make_unique<GpuLoadMemory>(request.handle_kind());
-  RETURN_IF_ERROR(memory->Allocate(request, plan, cuda));
-  return memory;
+std::unique_ptr<LoadMemory> MakeGpuLoadMemory(const internal::v1::LoadRequest& request, CudaOpener open_cuda) {
+  return std::make_unique<GpuLoadMemory>(request, std::move(open_cuda));
 }
 
 }  // namespace weightbroker

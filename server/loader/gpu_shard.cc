@@ -112,12 +112,16 @@ absl::StatusOr<std::unique_ptr<GpuShard>> GpuShard::Create(const CudaContext& co
 }
 
 absl::Status GpuShard::Add(std::span<const int64_t> slab_bytes) {
+  RETURN_IF_ERROR(AddUncleared(slab_bytes));
+  if (slab_bytes.empty()) return absl::OkStatus();
+  absl::Status cleared = FillWithZeros(std::span(slabs_).subspan(before_last_add_));
+  if (!cleared.ok()) UndoAdd();
+  return cleared;
+}
+
+absl::Status GpuShard::AddUncleared(std::span<const int64_t> slab_bytes) {
   if (slab_bytes.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<Slab> added, Allocate(slab_bytes));
-  if (const absl::Status cleared = FillWithZeros(added); !cleared.ok()) {
-    Shrink(slabs_.size());
-    return cleared;
-  }
   before_last_add_ = slabs_.size();
   slabs_.insert(slabs_.end(), added.begin(), added.end());
   return absl::OkStatus();

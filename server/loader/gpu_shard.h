@@ -19,24 +19,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/device/cuda_context.h"
+#include "common/device/gpu_digest.h"
 #include "server/loader/load_memory.h"
 
 namespace weightbroker {
 
 class GpuShard {
  public:
-  struct Slab {
-    CudaDevicePtr address = 0;
-    int64_t size_bytes = 0;  // rounded up
-  };
+  using Slab = GpuRange;  // its size is rounded up
 
   // Without slabs yet, on the context's GPU, whose UUID is `uuid`. DEVICE_UNSUPPORTED if the GPU has no such memory.
   static absl::StatusOr<std::unique_ptr<GpuShard>> Create(const CudaContext& context, const std::string& uuid,
                                                           v1::HandleKind kind);
   virtual ~GpuShard() = default;
 
-  // Adds slabs of zeros, at least as long as `slab_bytes` (each > 0) say. All of them or, if it fails, none.
+  // Adds slabs at least as long as `slab_bytes` (each > 0) say: full of zeros, or of whatever the memory held. All of
+  // them or, if it fails, none.
   absl::Status Add(std::span<const int64_t> slab_bytes);
+  absl::Status AddUncleared(std::span<const int64_t> slab_bytes);
 
   // Takes back what the last Add has added. Only once for each.
   void UndoAdd();

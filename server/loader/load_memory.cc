@@ -12,17 +12,16 @@ namespace {
 
 class HostLoadMemory : public LoadMemory {
  public:
-  static absl::StatusOr<std::unique_ptr<LoadMemory>> Allocate(const NodePlan& plan) {
-    auto memory = std::make_unique<HostLoadMemory>();
-    memory->slabs_.resize(plan.shards.size());  // destinations point into it
+  absl::Status Allocate(const NodePlan& plan, const PreparedLoad& /*load*/) override {
+    slabs_.resize(plan.shards.size());  // destinations point into it
     for (size_t i = 0; i < plan.shards.size(); ++i) {
       for (const int64_t size_bytes : plan.shards[i].slab_bytes) {
         ASSIGN_OR_RETURN(HostSlab slab, HostSlab::Create(size_bytes));
-        memory->slabs_[i].push_back(std::move(slab));
+        slabs_[i].push_back(std::move(slab));
       }
-      memory->destinations_.push_back(MakeHostDestination(plan.shards[i], memory->slabs_[i]));
+      destinations_.push_back(MakeHostDestination(plan.shards[i], slabs_[i]));
     }
-    return memory;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<FinishedSlab>> Finish(size_t shard) override {
@@ -40,13 +39,15 @@ class HostLoadMemory : public LoadMemory {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LoadMemory>> LoadMemory::Allocate(const internal::v1::LoadRequest& request,
-                                                                 const NodePlan& plan, const CudaOpener& open_cuda) {
-  if (request.handle_kind() == v1::HANDLE_KIND_UNSPECIFIED || request.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD) {
-    return HostLoadMemory::Allocate(plan);
+bool IsForHost(const internal::v1::LoadRequest& request) {
+  return request.handle_kind() == v1::HANDLE_KIND_UNSPECIFIED || request.handle_kind() == v1::HANDLE_KIND_HOST_MEMFD;
+}
+
+std::unique_ptr<LoadMemory> LoadMemory::Make(const internal::v1::LoadRequest& request, const CudaOpener& open_cuda) {
+  if (IsForHost(request)) {
+    return std::make_unique<HostLoadMemory>();
   }
-  ASSIGN_OR_RETURN(CudaDriver* const cuda, open_cuda());
-  return AllocateOnGpus(request, plan, *cuda);
+  return MakeGpuLoadMemory(request, open_cuda);
 }
 
 }  // namespace weightbroker

@@ -1,7 +1,9 @@
 // The memory that a load fills, of whatever kind the request says, and what of it is handed over.
 //
-//   ASSIGN_OR_RETURN(const auto memory, LoadMemory::Allocate(request, plan));     // MEMORY_EXHAUSTED, ...
-//   ASSIGN_OR_RETURN(auto digests, LoadNode(source, memory->destinations(), memory->Tune(options), progress));
+//   const auto memory = LoadMemory::Make(request, open_cuda);                      // takes nothing yet
+//   ASSIGN_OR_RETURN(const auto load, PreparedLoad::Create(source, memory->Tune(options)));
+//   RETURN_IF_ERROR(memory->Allocate(plan, *load));                                // MEMORY_EXHAUSTED, ...
+//   ASSIGN_OR_RETURN(auto digests, load->Run(memory->destinations(), progress));
 //   ASSIGN_OR_RETURN(const std::vector<FinishedSlab> slabs, memory->Finish(0));   // no writer of ours is left
 //
 // It gives everything back when it goes, but for what has been finished and is still held elsewhere. Not thread-safe.
@@ -29,20 +31,26 @@ struct FinishedSlab {
 
 using CudaOpener = std::function<absl::StatusOr<CudaDriver*>()>;
 
+// Whether the request is for host memory.
+bool IsForHost(const internal::v1::LoadRequest& request);
+
 class LoadMemory {
  public:
-  // Memory for each of the plan's shards, which are in the order of the request's ranks, on their devices; all zeros.
-  // `open_cuda` is called only if a GPU is needed. MEMORY_EXHAUSTED naming the device, need, have and who uses it;
-  // GPU_UNAVAILABLE, DRIVER_TOO_OLD, DEVICE_UNKNOWN, DEVICE_UNSUPPORTED or CUDA_ERROR for GPUs. `plan` must outlive it.
-  static absl::StatusOr<std::unique_ptr<LoadMemory>> Allocate(const internal::v1::LoadRequest& request,
-                                                              const NodePlan& plan, const CudaOpener& open_cuda);
+  // Memory on the devices of the request's ranks, which must outlive it. `open_cuda` is called by Allocate, and only if
+  // a GPU is needed.
+  static std::unique_ptr<LoadMemory> Make(const internal::v1::LoadRequest& request, const CudaOpener& open_cuda);
   virtual ~LoadMemory() = default;
+
+  // Takes memory for each of the plan's shards, which are in the order of the request's ranks, all zeros, and for the
+  // buffers of `load`. MEMORY_EXHAUSTED naming the device, need, have and who uses it; GPU_UNAVAILABLE, DRIVER_TOO_OLD,
+  // DEVICE_UNKNOWN, DEVICE_UNSUPPORTED or CUDA_ERROR for GPUs. Both must outlive this object. Once.
+  virtual absl::Status Allocate(const NodePlan& plan, const PreparedLoad& load) = 0;
 
   // One for each shard.
   std::span<const std::unique_ptr<Destination>> destinations() const { return destinations_; }
 
   // `options` as they suit this memory, where they leave it open.
-  virtual LoadOptions Tune(LoadOptions options) const { return options; }
+  virtual LoadOptions Tune(LoadOptions options) { return options; }
 
   // How much of the read buffers that Tune gave could be pinned, and how much should have been and could not.
   virtual int64_t pinned_bytes() const { return 0; }
@@ -65,7 +73,6 @@ class LoadMemory {
 };
 
 // gpu_load_memory.cc
-absl::StatusOr<std::unique_ptr<LoadMemory>> AllocateOnGpus(const internal::v1::LoadRequest& request,
-                                                           const NodePlan& plan, CudaDriver& cuda);
+std::unique_ptr<LoadMemory> MakeGpuLoadMemory(const internal::v1::LoadRequest& request, CudaOpener open_cuda);
 
 }  // namespace weightbroker

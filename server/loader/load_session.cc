@@ -150,7 +150,8 @@ class Session {
                                       .spec = request_.spec(),
                                       .quantization = quantization,
                                       .architectures = architectures,
-                                      .ranks = RanksOf(request_)}));
+                                      .ranks = RanksOf(request_),
+                                      .max_slabs = IsForHost(request_) ? kMaxHostSlabs : 1}));
     RETURN_IF_ERROR(CheckFilesAreThoseOf(identity_, checkpoint_.files));
     return CheckUnchanged(file_system_, identity_);
   }
@@ -166,8 +167,12 @@ class Session {
   }
 
   absl::Status Allocate() {
+    memory_ = LoadMemory::Make(request_, open_cuda_);
+    LoadOptions options = memory_->Tune(options_);
+    options.report = &read_report_;
+    ASSIGN_OR_RETURN(load_, PreparedLoad::Create({file_system_, checkpoint_, identity_, plan_}, options));
     const int64_t start_ns = SteadyNanoseconds();
-    ASSIGN_OR_RETURN(memory_, LoadMemory::Allocate(request_, plan_, open_cuda_));
+    RETURN_IF_ERROR(memory_->Allocate(plan_, *load_));
     report_.set_allocated_ns(SteadyNanoseconds());
     report_.set_context_ns(memory_->contexts_ns());
     if (memory_->contexts_ns() > 0) report_.set_context_wait_ns(memory_->contexts_ns() - start_ns);
@@ -176,14 +181,10 @@ class Session {
 
   absl::Status Load() {
     RETURN_IF_ERROR(SendProgress(v1::WEIGHT_SET_STATE_LOADING, 0));
-    const LoadSource source{file_system_, checkpoint_, identity_, plan_};
-    LoadReport report;
-    LoadOptions options = memory_->Tune(options_);
-    options.report = &report;
-    ASSIGN_OR_RETURN(digests_, LoadNode(source, memory_->destinations(), options, [this](int64_t done_bytes) {
-                       return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
-                     }));
-    Describe(report);
+    ASSIGN_OR_RETURN(digests_, load_->Run(memory_->destinations(), [this](int64_t done_bytes) {
+      return SendProgress(v1::WEIGHT_SET_STATE_LOADING, done_bytes);
+    }));
+    Describe(read_report_);
     return absl::OkStatus();
   }
 
@@ -204,6 +205,7 @@ class Session {
          {"gb_per_second", absl::StrCat(static_cast<double>(plan_.read_bytes) / 1e9 / std::max(seconds, 1e-9))},
          {"method", report_.read_method()},
          {"past_page_cache_bytes", absl::StrCat(report.direct_bytes)},
+         {"storage_reads", absl::StrCat(report.storage_reads)},
          {"threads", absl::StrCat(report.reader_threads)},
          {"reads_per_thread", absl::StrCat(report.reads_per_thread)},
          {"chunk_bytes", absl::StrCat(report.buffer_bytes)},
@@ -256,7 +258,9 @@ class Session {
   Checkpoint checkpoint_;
   NodePlan plan_;
   std::unique_ptr<LoadMemory> memory_;
-  std::vector<std::vector<Digest>> digests_;  // of each of the plan's shards
+  LoadReport read_report_;
+  std::unique_ptr<PreparedLoad> load_;
+  NodeDigests digests_;
   pb::LoadReport report_;
 };
 

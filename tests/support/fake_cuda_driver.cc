@@ -509,6 +509,9 @@ CudaResult FakeCudaDriver::MemFreeHost(void* data) {
 CudaResult FakeCudaDriver::MemHostRegister(void* data, size_t size_bytes, unsigned) {
   MutexLock lock(mutex_);
   if (const CudaResult result = EnterWithContext("cuMemHostRegister"); result != kCudaSuccess) return result;
+  int64_t pinned_bytes = static_cast<int64_t>(size_bytes);
+  for (const auto& [address, size] : registered_) pinned_bytes += static_cast<int64_t>(size);
+  if (pinned_bytes > most_registered_bytes_) return kCudaOutOfMemory;
   return registered_.emplace(reinterpret_cast<CudaDevicePtr>(data), size_bytes).second ? kCudaSuccess
                                                                                        : kCudaInvalidValue;
 }
@@ -516,6 +519,16 @@ CudaResult FakeCudaDriver::MemHostRegister(void* data, size_t size_bytes, unsign
 CudaResult FakeCudaDriver::MemHostUnregister(void* data) {
   MutexLock lock(mutex_);
   return registered_.erase(reinterpret_cast<CudaDevicePtr>(data)) > 0 ? kCudaSuccess : kCudaInvalidValue;
+}
+
+int FakeCudaDriver::registered_runs() const {
+  MutexLock lock(mutex_);
+  return static_cast<int>(registered_.size());
+}
+
+void FakeCudaDriver::LimitRegisteredBytes(int64_t most_bytes) {
+  MutexLock lock(mutex_);
+  most_registered_bytes_ = most_bytes;
 }
 
 CudaResult FakeCudaDriver::StreamCreate(unsigned, CudaStream* stream) {
@@ -559,6 +572,17 @@ CudaResult FakeCudaDriver::StreamSynchronize(CudaStream stream) {
   if (found == streams_.end()) return kCudaInvalidHandle;
   RunUntil(found->second, found->second.done + static_cast<int64_t>(found->second.work.size()));
   return EnterWithContext("cuStreamSynchronize");
+}
+
+CudaResult FakeCudaDriver::StreamWaitEvent(CudaStream stream, CudaEvent event) {
+  MutexLock lock(mutex_);
+  if (const CudaResult result = EnterWithContext("cuStreamWaitEvent"); result != kCudaSuccess) return result;
+  const auto found = events_.find(event);
+  if (found == events_.end()) return kCudaInvalidHandle;
+  return Enqueue(stream, [this, recorded = found->second] {
+    const auto other = streams_.find(recorded.stream);
+    if (other != streams_.end()) RunUntil(other->second, recorded.position);
+  });
 }
 
 CudaResult FakeCudaDriver::EventCreate(unsigned, CudaEvent* event) {

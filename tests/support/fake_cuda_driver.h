@@ -56,6 +56,10 @@ class FakeCudaDriver : public CudaDriver {
   // Of VMM memory and cuMemAlloc together.
   int64_t used_bytes() const;
 
+  // Host memory of its owner's that is pinned: how many runs, and how much of it there can be, without end at first.
+  int registered_runs() const;
+  void LimitRegisteredBytes(int64_t most_bytes);
+
   static constexpr int64_t kGranularityBytes = 2 << 20;
 
   CudaResult Init() override;
@@ -100,6 +104,7 @@ class FakeCudaDriver : public CudaDriver {
   CudaResult StreamCreate(unsigned flags, CudaStream* stream) override;
   CudaResult StreamDestroy(CudaStream stream) override;
   CudaResult StreamSynchronize(CudaStream stream) override;
+  CudaResult StreamWaitEvent(CudaStream stream, CudaEvent event) override;
   CudaResult EventCreate(unsigned flags, CudaEvent* event) override;
   CudaResult EventDestroy(CudaEvent event) override;
   CudaResult EventRecord(CudaEvent event, CudaStream stream) override;
@@ -168,6 +173,7 @@ class FakeCudaDriver : public CudaDriver {
   Ranges allocations_ ABSL_GUARDED_BY(mutex_);
   std::multiset<CudaDevicePtr> opened_ ABSL_GUARDED_BY(mutex_);  // by IPC handle
   std::set<void*> pinned_ ABSL_GUARDED_BY(mutex_);
+  int64_t most_registered_bytes_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
   std::map<CudaDevicePtr, size_t> registered_ ABSL_GUARDED_BY(mutex_);  // host memory that its owner has pinned
   std::map<CudaStream, Stream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaEvent, Event> events_ ABSL_GUARDED_BY(mutex_);

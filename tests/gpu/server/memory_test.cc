@@ -151,18 +151,13 @@ TEST_F(GpuMemoryTest, LoadsHaveTheBytesAndDigestsOfHostMemoryForEveryTransform) 
   auto range = CudaReservation::Reserve(context, memory->size_bytes());
   ASSERT_THAT(range, IsOk());
   ASSERT_THAT(range->Map(0, *memory, CudaAccess::kReadWrite), IsOk());
-  {
-    const CudaScope current(context);
-    ASSERT_EQ(Cuda().MemsetD8Async(range->address(), 0, static_cast<size_t>(memory->size_bytes()), nullptr),
-              kCudaSuccess);
-    ASSERT_EQ(Cuda().CtxSynchronize(), kCudaSuccess);
-  }
-  CudaBuffers buffers(context);
+  CudaBuffers buffers;
+  buffers.Pin(context);
   const auto buffer = buffers.Allocate(static_cast<int64_t>(made.chunk.size()));
   ASSERT_THAT(buffer, IsOk());
   std::copy(made.chunk.begin(), made.chunk.end(), buffer->begin());
-  const auto on_gpu =
-      MakeCudaDestination(made.plan, {range->address()}, context, [&] { return range->SetAccess(CudaAccess::kRead); });
+  const auto on_gpu = MakeCudaDestination(made.plan, {{range->address(), memory->size_bytes()}}, context,
+                                          [&] { return range->SetAccess(CudaAccess::kRead); });
   ASSERT_THAT(on_gpu, IsOk());
   ASSERT_THAT((*on_gpu)->Store(*buffer, made.transfers), IsOk());
   ASSERT_THAT((*on_gpu)->Release(*buffer), IsOk());

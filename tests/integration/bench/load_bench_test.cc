@@ -83,7 +83,7 @@ TEST_F(LoadBench, GivesNoFigureOfAnArmWhoseBytesAreNotTheFiles) {
 TEST_F(LoadBench, ShowsHowALoadGoesWithThreadsChunksAndTensors) {
   const nlohmann::json report = Run({"--scaling"});
   ASSERT_TRUE(report.is_object());
-  for (const char* const table : {"reader_threads", "chunk_bytes", "tensors"}) {
+  for (const char* const table : {"reader_threads", "reads_per_thread", "chunk_bytes", "tensors"}) {
     EXPECT_GE(report["scaling"][table].size(), 5) << table;
     for (const auto& [value, row] : report["scaling"][table].items()) {
       EXPECT_GT(row["bytes_per_second"]["median"], 0) << table << " " << value;

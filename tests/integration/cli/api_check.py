@@ -146,12 +146,24 @@ def check_metrics(before, after_text):
         ("weightbroker_refusals_total", "reason", "FINGERPRINT_MISMATCH"): 1,
         ("weightbroker_rpcs_total", "method", "Register"): 1,
         ("weightbroker_rpcs_total", "method", "Fingerprint"): 2,
+        ("weightbroker_rpcs_started_total", "method", "Register"): 2,
+        ("weightbroker_registrations_total", "result", "started"): 1,
+        ("weightbroker_registrations_total", "result", "hit"): 1,
+        ("weightbroker_fingerprint_checks_total", "result", "match"): 1,
+        ("weightbroker_fingerprint_checks_total", "result", "mismatch"): 1,
+        ("weightbroker_export_refusals_total", "reason", "FINGERPRINT_MISMATCH"): 1,
+        ("weightbroker_load_phase_seconds_count", "phase", "read"): 1,
     }
     for (name, label, value), least in moved.items():
         change = total(after, name, **{label: value}) - total(before, name, **{label: value})
         assert change >= least, f"expected {name}{{{label}={value}}} to have moved by {least}, not {change}"
     assert total(after, "weightbroker_weight_sets", state="RESIDENT") == 1, "expected one resident set in the metrics"
-    assert total(after, "weightbroker_resident_bytes") > 0, "expected resident bytes in the metrics"
+    resident = total(after, "weightbroker_resident_bytes")
+    assert resident > 0, "expected resident bytes in the metrics"
+    assert total(after, "weightbroker_weight_set_bytes") == resident, "expected the set's bytes to be all that there are"
+    assert total(after, "weightbroker_device_resident_bytes", device="host") == resident, "expected all of them on the host"
+    assert total(after, "weightbroker_load_read_bytes_total") > 0, "expected the bytes that the load has read"
+    assert total(after, "weightbroker_ready") == 1 and total(before, "weightbroker_ready") == 0, "expected it to have become ready"
 
 
 def main():
@@ -166,6 +178,7 @@ def main():
             check_reflection(service)
             check_health(service, 0, "STATUS_IDLE")
             weight_set = check_register(service, spec, environment)
+            check_register(service, spec, environment)  # finds what is there
             check_fingerprint(service, spec, environment, weight_set["fingerprint"])
             check_export(service, spec, environment, tensors)
             check_mismatch(service, spec)

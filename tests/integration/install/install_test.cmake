@@ -39,19 +39,20 @@ foreach(program ${PROGRAMS})
   run(${PREFIX}/bin/${program} --help)
 endforeach()
 foreach(file share/weightbroker/weightbroker.protoset share/weightbroker/protos/weightbroker/v1/types.proto
-    share/doc/weightbroker/keeper.md etc/weightbroker.json.example)
+    share/doc/weightbroker/keeper.md etc/weightbroker.json.example share/man/man1/weightbroker.1
+    share/bash-completion/completions/weightbroker)
   if(NOT EXISTS ${PREFIX}/${file})
     message(FATAL_ERROR "${file} is not installed")
   endif()
 endforeach()
 
 # Each unit starts a program that is there, and says where its document and its configuration are.
-foreach(unit weightbroker:weightbrokerd weightbroker-keeper:weightbrokerd weightbroker-broker:weightbroker-broker)
+foreach(unit weightbroker:weightbrokerd weightbrokerd@:weightbrokerd weightbroker-keeper:weightbrokerd weightbroker-broker:weightbroker-broker)
   string(REPLACE ":" ";" unit ${unit})
   list(GET unit 1 program)
   list(GET unit 0 unit)
   file(READ ${PREFIX}/lib/systemd/system/${unit}.service text)
-  if(NOT text MATCHES "\nExecStart=${PREFIX}/bin/${program} " OR text MATCHES "@")
+  if(NOT text MATCHES "\nExecStart=${PREFIX}/bin/${program} " OR text MATCHES "@[A-Z_]+@")
     message(FATAL_ERROR "${unit}.service does not start ${PREFIX}/bin/${program}:\n${text}")
   endif()
   if(NOT text MATCHES "\nDocumentation=file://${PREFIX}/share/doc/weightbroker/keeper.md\n")
@@ -65,6 +66,7 @@ endif()
 find_program(SYSTEMD_ANALYZE systemd-analyze)
 if(SYSTEMD_ANALYZE)
   run(${SYSTEMD_ANALYZE} verify --man=no --recursive-errors=no ${PREFIX}/lib/systemd/system/weightbroker.service
-    ${PREFIX}/lib/systemd/system/weightbroker-keeper.service ${PREFIX}/lib/systemd/system/weightbroker-broker.service)
+    ${PREFIX}/lib/systemd/system/weightbroker-keeper.service ${PREFIX}/lib/systemd/system/weightbroker-broker.service
+    ${PREFIX}/lib/systemd/system/weightbrokerd@.service)
 endif()
 file(REMOVE_RECURSE ${WORK_DIR})

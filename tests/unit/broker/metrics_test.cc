@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <sstream>
 
@@ -29,6 +30,16 @@ GaugeValues SomeGauges() {
   values.weight_sets_by_state = {{"RESIDENT", 2}, {"FAILED", 0}};
   values.resident_bytes = 4096;
   values.leases = 3;
+  values.objects.devices["host"] = {.resident_bytes = 4096, .resident_tensors = 2};
+  values.objects.weight_sets = {{.fingerprint = "abcd", .bytes = 4096, .tensors = 2, .leases = 3}};
+  values.objects.machine_known = true;
+  values.objects.gpus = {{.uuid = "GPU-1",
+                          .name = "Fake",
+                          .compute_capability = "9.0",
+                          .driver_version = "580.1",
+                          .served = true,
+                          .size_bytes = 100,
+                          .free_bytes = 60}};
   return values;
 }
 
@@ -51,7 +62,8 @@ std::vector<std::string> DocumentedRows() {
   std::ifstream file(WEIGHTBROKER_DOCS "/metrics.md");
   std::vector<std::string> rows;
   for (std::string line; std::getline(file, line);) {
-    if (line.rfind("| `weightbroker_", 0) == 0) rows.push_back(line);
+    const bool is_row = line.rfind("| `weightbroker_", 0) == 0 || line.rfind("| `process_", 0) == 0;
+    if (is_row) rows.push_back(line);
   }
   return rows;
 }
@@ -77,6 +89,87 @@ TEST(Metrics, RendersEveryRowOfTheTable) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE ", ToAbsl(info.name), " ", TypeName(info.type), "\n")));
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# HELP ", ToAbsl(info.name), " ", ToAbsl(info.help), "\n")));
   }
+}
+
+TEST(Metrics, NameEachObjectOnlyWhileItIsThere) {
+  GaugeValues values = SomeGauges();
+  Metrics metrics("1.2.3", [&] { return values; });
+  const std::string before = metrics.Render();
+  EXPECT_THAT(before, HasSubstr("weightbroker_weight_set_leases{fingerprint=\"abcd\"} 3\n"));
+  EXPECT_THAT(before, HasSubstr("weightbroker_device_memory_free_bytes{gpu_uuid=\"GPU-1\"} 60\n"));
+  EXPECT_THAT(before, HasSubstr("weightbroker_device_resident_bytes{device=\"host\"} 4096\n"));
+  values.objects.weight_sets.clear();
+  values.objects.gpus.clear();
+  const std::string after = metrics.Render();
+  EXPECT_THAT(after, Not(HasSubstr("abcd")));
+  EXPECT_THAT(after, Not(HasSubstr("GPU-1")));
+}
+
+TEST(Metrics, LeaveOutWhatTheMachineDidNotSayInTime) {
+  GaugeValues values = SomeGauges();
+  values.objects.machine_known = false;
+  const std::string text = Metrics("1.2.3", [&] { return values; }).Render();
+  EXPECT_THAT(text, HasSubstr("weightbroker_machine_facts_known 0\n"));
+  EXPECT_THAT(text, Not(HasSubstr("weightbroker_host_available_bytes")));
+  EXPECT_THAT(text, Not(HasSubstr("weightbroker_device_memory_free_bytes")));
+  EXPECT_THAT(text, HasSubstr("weightbroker_device_resident_bytes{device=\"host\"} 4096\n"));
+}
+
+TEST(Metrics, CountOutcomesFromZeroInSeriesThatAreThereFromTheStart) {
+  Metrics metrics("1.2.3", SomeGauges);
+  metrics.outcomes().CountRegistration(Registration::kHit);
+  metrics.outcomes().CountCheck(FingerprintCheck::kMismatch);
+  metrics.outcomes().CountExportRefusal("NOT_RESIDENT");
+  metrics.outcomes().CountLoadFailure("MADE_UP_BY_A_LOADER");
+  metrics.outcomes().CountStarted(static_cast<size_t>(RpcMethod::kHealth));
+  metrics.outcomes().NoteExport(1700000000);
+  const std::string text = metrics.Render();
+  for (const char* line : {"weightbroker_registrations_total{result=\"hit\"} 1\n",
+                           "weightbroker_registrations_total{result=\"joined\"} 0\n",
+                           "weightbroker_fingerprint_checks_total{result=\"mismatch\"} 1\n",
+                           "weightbroker_fingerprint_checks_total{result=\"match\"} 0\n",
+                           "weightbroker_export_refusals_total{reason=\"NOT_RESIDENT\"} 1\n",
+                           "weightbroker_export_refusals_total{reason=\"LEASED\"} 0\n",
+                           "weightbroker_load_failures_total{reason=\"OTHER\"} 1\n",
+                           "weightbroker_load_failures_total{reason=\"LOADER_FAILED\"} 0\n",
+                           "weightbroker_rpcs_started_total{method=\"Health\"} 1\n",
+                           "weightbroker_rpcs_started_total{method=\"Export\"} 0\n",
+                           "weightbroker_rpcs_total{code=\"OK\",method=\"Export\"} 0\n",
+                           "weightbroker_refusals_total{reason=\"LEASED\"} 0\n",
+                           "weightbroker_fingerprint_mismatches_total{field=\"spec.dtype\"} 0\n",
+                           "weightbroker_last_export_timestamp_seconds 1700000000\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+TEST(Metrics, SayWhatALoadsTimeWentInto) {
+  Metrics metrics("1.2.3", SomeGauges);
+  metrics.outcomes().ObserveLoad(1000);
+  metrics.outcomes().ObserveLoadPhases({.plan_seconds = 0.25, .read_seconds = 4, .digest_seconds = -1});
+  const std::string text = metrics.Render();
+  EXPECT_THAT(text, HasSubstr("weightbroker_load_read_bytes_total 1000\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_load_phase_seconds_sum{phase=\"plan\"} 0.25\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_load_phase_seconds_sum{phase=\"read\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_load_phase_seconds_sum{phase=\"digest\"} 0\n"));
+}
+
+TEST(Metrics, SayWhenTheirProcessStarted) {
+  const std::string text = Metrics("1.2.3", SomeGauges).Render();
+  const std::string name = "\nprocess_start_time_seconds ";
+  const size_t at = text.find(name);
+  ASSERT_NE(at, std::string::npos);
+  const double started = std::stod(text.substr(at + name.size()));
+  EXPECT_GT(started, 1.5e9);
+  EXPECT_LE(started, static_cast<double>(time(nullptr)) + 2);
+}
+
+TEST(Metrics, AreNotServedAnyMoreOnceTheyHaveBeenStopped) {
+  Metrics metrics("1.2.3", SomeGauges);
+  const auto port = metrics.Serve(0);
+  ASSERT_THAT(port, IsOk());
+  metrics.StopServing();
+  metrics.StopServing();
+  EXPECT_THAT(Metrics("1.2.3", SomeGauges).Serve(*port), IsOk());
 }
 
 TEST(Metrics, AreReadAtTheMomentOfTheScrape) {

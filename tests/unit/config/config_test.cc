@@ -51,6 +51,7 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
                              "--read_method=pread",
                              "--max_concurrent_loads=5",
                              "--log_level=warning",
+                             "--log_format=json",
                              "--unverified_exports=allow",
                              "--loader_path=/bin/sh",
                              "--broker_path=/bin/sh",
@@ -84,6 +85,7 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->read_method, "pread");
   EXPECT_EQ(config->max_concurrent_loads, 5);
   EXPECT_EQ(config->log_level, LogLevel::kWarning);
+  EXPECT_EQ(config->log_format, LogFormat::kJson);
   EXPECT_TRUE(config->exports_unverified);
   EXPECT_EQ(config->loader_path, "/bin/sh");
   EXPECT_EQ(config->keeper_socket, "/tmp/k.sock");

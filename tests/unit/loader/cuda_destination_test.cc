@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <limits>
+#include <set>
 #include <thread>
 
 #include "common/base/status_macros.h"
@@ -45,8 +46,9 @@ class CudaDestinationTest : public ::testing::Test {
     const auto memory = CudaVmmMemory::Create(context, case_.plan.slab_bytes[0]);
     auto range = CudaReservation::Reserve(context, memory->size_bytes());
     RETURN_IF_ERROR(range->Map(0, *memory, CudaAccess::kReadWrite));
-    ASSIGN_OR_RETURN(const auto destination, MakeCudaDestination(case_.plan, {range->address()}, context,
-                                                                 [&] { return range->SetAccess(CudaAccess::kRead); }));
+    ASSIGN_OR_RETURN(const auto destination,
+                     MakeCudaDestination(case_.plan, {{range->address(), memory->size_bytes()}}, context,
+                                         [&] { return range->SetAccess(CudaAccess::kRead); }));
     RETURN_IF_ERROR(fill(*destination));
     Filled filled;
     ASSIGN_OR_RETURN(filled.digests, destination->Finish());
@@ -165,19 +167,39 @@ TEST_F(CudaDestinationTest, AnErrorOfEveryCallIsReportedByItsNameAndNothingIsLef
   }
 }
 
-TEST_F(CudaDestinationTest, ReadBuffersArePinnedAndGivenBack) {
-  const CudaContext context = *CudaContext::Retain(cuda_, 0);
-  CudaBuffers buffers(context);
-  const auto buffer = buffers.Allocate(8192);
-  ASSERT_THAT(buffer, IsOk());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
-  EXPECT_EQ(buffers.pinned_bytes(), 2 << 20) << "whole huge pages";
+TEST_F(CudaDestinationTest, ReadBuffersArePinnedAtOnceAndGivenBack) {
+  CudaBuffers buffers;
+  ASSERT_THAT(buffers.Reserve(3, 8192), IsOk());
+  EXPECT_EQ(buffers.pinned_bytes(), 0) << "without a context nothing can be";
+  buffers.Pin(*CudaContext::Retain(cuda_, 0));
+  EXPECT_EQ(cuda_.registered_runs(), 1);
+  EXPECT_EQ(buffers.pinned_bytes(), 6 << 20) << "whole huge pages";
+  std::set<std::byte*> starts;
+  for (int i = 0; i < 3; ++i) {
+    const auto buffer = buffers.Allocate(8192);
+    ASSERT_THAT(buffer, IsOk());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
+    starts.insert(buffer->data());
+  }
+  EXPECT_EQ(starts.size(), 3u);
+  EXPECT_EQ(buffers.pinned_bytes(), 6 << 20) << "what was reserved was enough";
+  ASSERT_THAT(buffers.Allocate(8192), IsOk());
+  EXPECT_EQ(buffers.pinned_bytes(), 8 << 20) << "and more than that is pinned when it is asked for";
   EXPECT_EQ(buffers.unpinned_bytes(), 0);
 }
 
+TEST_F(CudaDestinationTest, AsManyReadBuffersArePinnedAsCanBe) {
+  CudaBuffers buffers;
+  ASSERT_THAT(buffers.Reserve(4, 2 << 20), IsOk());
+  cuda_.LimitRegisteredBytes(5 << 20);
+  buffers.Pin(*CudaContext::Retain(cuda_, 0));
+  EXPECT_EQ(buffers.pinned_bytes(), 4 << 20);
+  EXPECT_EQ(buffers.unpinned_bytes(), 4 << 20);
+}
+
 TEST_F(CudaDestinationTest, ReadBuffersThatCannotBePinnedAreOrdinaryMemoryAndThatIsSaidOnce) {
-  const CudaContext context = *CudaContext::Retain(cuda_, 0);
-  CudaBuffers buffers(context);
+  CudaBuffers buffers;
+  buffers.Pin(*CudaContext::Retain(cuda_, 0));
   cuda_.Fail("cuMemHostRegister", kCudaOutOfMemory);
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i) {
@@ -225,7 +247,8 @@ class ShortRunsTest : public CudaDestinationTest {
 
   // Through a buffer that is pinned.
   absl::Status StoreFromPinned(Destination& destination) {
-    CudaBuffers buffers(*CudaContext::Retain(cuda_, 0));
+    CudaBuffers buffers;
+    buffers.Pin(*CudaContext::Retain(cuda_, 0));
     const auto buffer = *buffers.Allocate(static_cast<int64_t>(case_.chunk.size()));
     std::copy(case_.chunk.begin(), case_.chunk.end(), buffer.begin());
     absl::Status status = destination.Store(buffer, case_.transfers);

@@ -107,6 +107,34 @@ std::string ReadAll(int fd, size_t size) {
   return bytes;
 }
 
+// The manifest describes `count` tensors, each of which lies where it says, with the digest that it says.
+void ExpectWeights(const Outcome& outcome, int count) {
+  const std::string manifest = ReadAll(outcome.fds.back().get(), static_cast<size_t>(outcome.sealed->manifest_bytes()));
+  EXPECT_EQ(Sha256Bytes(manifest), outcome.sealed->manifest_sha256());
+  std::vector<std::string> slabs;
+  for (int i = 0; i < outcome.sealed->slabs_size(); ++i) {
+    const int64_t size_bytes = outcome.sealed->slabs(i).size_bytes();
+    EXPECT_THAT(CheckSealedMemfd(outcome.fds[static_cast<size_t>(i)].get(), size_bytes), IsOk());
+    slabs.push_back(ReadAll(outcome.fds[static_cast<size_t>(i)].get(), static_cast<size_t>(size_bytes)));
+  }
+  int tensors = 0;
+  const auto frames = SplitManifest(manifest);
+  ASSERT_THAT(frames, IsOk());
+  for (const std::string_view frame : *frames) {
+    v1::ExportResponse message;
+    ASSERT_TRUE(message.ParseFromArray(frame.data(), static_cast<int>(frame.size())));
+    for (const v1::Tensor& tensor : message.manifest().tensors()) {
+      const std::string wanted = TensorBytes(tensor.name(), static_cast<size_t>(tensor.size_bytes()));
+      const std::string& bytes = slabs.at(static_cast<size_t>(tensor.slab()));
+      EXPECT_EQ(bytes.compare(static_cast<size_t>(tensor.offset_bytes()), wanted.size(), wanted), 0) << tensor.name();
+      const Digest digest = ComputeDigest(std::as_bytes(std::span(wanted)));
+      EXPECT_EQ(std::memcmp(tensor.digest().data(), digest.data(), digest.size()), 0) << tensor.name();
+      ++tensors;
+    }
+  }
+  EXPECT_EQ(tensors, count);
+}
+
 TEST_F(LoadSessionTest, HandsOverEachRankThatIsAskedForInItsOrderAndReadsWhatTheyShareOnce) {
   CheckpointBuilder()
       .Config(R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -157,24 +185,21 @@ TEST_F(LoadSessionTest, HandsOverSealedSlabsAndAManifestThatDescribesThem) {
   EXPECT_THAT(CheckSealedMemfd(outcome.fds[0].get(), slab.size_bytes()), IsOk());
   EXPECT_THAT(CheckSealedMemfd(outcome.fds[1].get(), outcome.sealed->manifest_bytes()), IsOk());
 
-  const std::string manifest = ReadAll(outcome.fds[1].get(), static_cast<size_t>(outcome.sealed->manifest_bytes()));
-  EXPECT_EQ(Sha256Bytes(manifest), outcome.sealed->manifest_sha256());
-  const std::string bytes = ReadAll(outcome.fds[0].get(), static_cast<size_t>(slab.size_bytes()));
-  int tensors = 0;
-  const auto frames = SplitManifest(manifest);
-  ASSERT_THAT(frames, IsOk());
-  for (const std::string_view frame : *frames) {
-    v1::ExportResponse message;
-    ASSERT_TRUE(message.ParseFromArray(frame.data(), static_cast<int>(frame.size())));
-    for (const v1::Tensor& tensor : message.manifest().tensors()) {
-      const std::string wanted = TensorBytes(tensor.name(), static_cast<size_t>(tensor.size_bytes()));
-      EXPECT_EQ(bytes.compare(static_cast<size_t>(tensor.offset_bytes()), wanted.size(), wanted), 0) << tensor.name();
-      const Digest digest = ComputeDigest(std::as_bytes(std::span(wanted)));
-      EXPECT_EQ(std::memcmp(tensor.digest().data(), digest.data(), digest.size()), 0) << tensor.name();
-      ++tensors;
-    }
-  }
-  EXPECT_EQ(tensors, 3);
+  ExpectWeights(outcome, 3);
+}
+
+TEST_F(LoadSessionTest, HandsOverAShardOfSeveralSlabs) {
+  CheckpointBuilder()
+      .Tensor("a", "U8", {kLeastSlabBytes}, "x.safetensors")
+      .Tensor("b", "U8", {1003}, "x.safetensors")
+      .Tensor("c", "BF16", {kLeastSlabBytes / 2}, "y.safetensors")
+      .WithIndex()
+      .Write(folder_.path());
+  const Outcome outcome = RunLoad(RealFileSystem(), Request());
+  ASSERT_THAT(outcome.status, IsOk());
+  ASSERT_EQ(outcome.sealed->slabs_size(), 2);
+  ASSERT_EQ(outcome.fds.size(), 3U);
+  ExpectWeights(outcome, 3);
 }
 
 TEST_F(LoadSessionTest, TellsTheBrokerWhyACheckpointIsRefusedBeforeItPlans) {

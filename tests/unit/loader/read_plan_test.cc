@@ -7,7 +7,9 @@
 #include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "common/base/file.h"
 #include "common/plan/region.h"
@@ -38,6 +40,8 @@ class Example {
     tensor.transform = transform;
     tensor.pieces = std::move(pieces);
   }
+  void HasSlabs(size_t shard, size_t count) { plan_.shards[shard].slab_bytes.assign(count, 1); }
+  void PutInSlab(size_t shard, int32_t slab) { plan_.shards[shard].tensors.back().slab = slab; }
   void TakeAll(size_t shard, int32_t source) {
     const int64_t size = checkpoint_.tensors[static_cast<size_t>(source)].size_bytes;
     Take(shard, Transform::kCopy, {{.source = source, .run_elements = size}});
@@ -61,7 +65,11 @@ int64_t RoundedLength(const ReadItem& item) {
 void ExpectCoversExactly(const Example& example, const ReadPlan& reads, int64_t chunk_bytes) {
   const auto& sources = example.checkpoint().tensors;
   std::vector<int64_t> next(sources.size(), 0);
-  for (const ReadItem& item : reads.items()) {
+  std::vector<ReadItem> items = reads.items();
+  std::sort(items.begin(), items.end(), [](const ReadItem& a, const ReadItem& b) {
+    return std::tie(a.file_index, a.begin_bytes) < std::tie(b.file_index, b.begin_bytes);
+  });
+  for (const ReadItem& item : items) {
     ASSERT_LE(RoundedLength(item), chunk_bytes);
     ASSERT_LE(RoundedLength(item), reads.buffer_bytes());
     ASSERT_FALSE(item.segments.empty());
@@ -263,6 +271,56 @@ TEST(ReadPlan, GivesRowsThatAreQuantizedByWholeRowsOfBlocksHoweverLarge) {
     }
     EXPECT_THAT(rows, ::testing::ElementsAre(128, 128, 44));
     EXPECT_THAT(scales, ::testing::ElementsAre(5, 6, 7));
+  }
+}
+
+// How many of the first reads, for each length of them, go to shard 0.
+std::vector<int> ReadsOfFirstShard(const ReadPlan& reads) {
+  std::vector<int> counts = {0};
+  for (const ReadItem& item : reads.items()) {
+    counts.push_back(counts.back() + (reads.TransfersOf(item, 0).empty() ? 0 : 1));
+  }
+  return counts;
+}
+
+TEST(ReadPlan, LetsTheHalvesOfAMatrixTakeTurns) {
+  Example example(2);
+  const int64_t half = 32 * kChunk;
+  const int32_t source = example.Source(0, 4096, 2 * half);
+  for (size_t shard = 0; shard < 2; ++shard) {
+    const int64_t from = static_cast<int64_t>(shard) * half;
+    example.Take(shard, Transform::kCopy, {{.source = source, .run_elements = half, .source_offset = from}});
+    example.HasSlabs(shard, 1);
+  }
+  const auto reads = example.Plan();
+  ExpectCoversExactly(example, reads, kChunk);
+  const std::vector<int> counts = ReadsOfFirstShard(reads);
+  for (size_t i = 0; i < counts.size(); ++i) EXPECT_NEAR(counts[i], static_cast<double>(i) / 2, 1) << i;
+}
+
+TEST(ReadPlan, LetsSlabsTakeTurnsByTheirLengthEachInFileOrder) {
+  Example example;
+  example.HasSlabs(0, 3);
+  int64_t at = 4096;
+  for (int32_t slab = 0; slab < 3; ++slab) {
+    const int64_t size_bytes = (slab + 1) * 20 * kChunk;
+    example.TakeAll(0, example.Source(slab == 2 ? 1 : 0, slab == 2 ? 4096 : at, size_bytes));
+    example.PutInSlab(0, slab);
+    at += size_bytes;
+  }
+  const auto reads = example.Plan();
+  ExpectCoversExactly(example, reads, kChunk);
+  ASSERT_EQ(reads.items().size(), 120U);
+  std::vector<int64_t> seen(3);
+  std::vector<int64_t> last(3);
+  for (size_t i = 0; i < reads.items().size(); ++i) {
+    const ReadItem& item = reads.items()[i];
+    const auto slab = static_cast<size_t>(item.segments.front().source);
+    EXPECT_GT(item.begin_bytes, std::exchange(last[slab], item.begin_bytes));
+    ++seen[slab];
+    for (size_t each = 0; each < 3; ++each) {
+      EXPECT_NEAR(seen[each], static_cast<double>((i + 1) * (each + 1)) / 6, 1.5) << "slab " << each << " after " << i;
+    }
   }
 }
 

@@ -51,6 +51,49 @@ std::vector<std::string> NamesOf(const ShardPlan& plan) {
   return names;
 }
 
+absl::StatusOr<ShardPlan> PlanSlabs(const Checkpoint& checkpoint, int max_slabs) {
+  auto plan = PlanNode({.checkpoint = checkpoint,
+                        .spec = *CompleteSpec({}),
+                        .quantization = {},
+                        .architectures = ArchitectureSet::Embedded(),
+                        .ranks = {0},
+                        .max_slabs = max_slabs});
+  if (!plan.ok()) return plan.status();
+  return std::move(plan->shards[0]);
+}
+
+TEST(PlanNode, DividesAShardIntoSlabsInFileOrder) {
+  constexpr int64_t kTensorBytes = 30 << 20;
+  std::vector<CheckpointTensor> tensors;
+  for (int i = 0; i < 10; ++i) {
+    tensors.push_back(MakeTensor("t" + std::to_string(9 - i), "U8", kTensorBytes, 0, i * kTensorBytes));
+  }
+  const Checkpoint checkpoint = MakeCheckpoint(std::move(tensors));
+
+  const auto plan = PlanSlabs(checkpoint, 4);
+
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_THAT(plan->slab_bytes, ElementsAre(3 * kTensorBytes, 3 * kTensorBytes, 3 * kTensorBytes, kTensorBytes));
+  for (const TensorPlacement& tensor : plan->tensors) {
+    const int64_t place = 9 - (tensor.name[1] - '0');
+    EXPECT_EQ(tensor.slab, place / 3) << tensor.name;
+    EXPECT_EQ(tensor.slab_offset_bytes, place % 3 * kTensorBytes) << tensor.name;
+  }
+  EXPECT_EQ(PlanSlabs(checkpoint, 1)->slab_bytes.size(), 1U);
+}
+
+TEST(PlanNode, MakesNoSlabOfLessThanItMay) {
+  const Checkpoint checkpoint =
+      MakeCheckpoint({MakeTensor("a", "U8", kLeastSlabBytes, 0, 0), MakeTensor("b", "U8", 1 << 20, 0, kLeastSlabBytes),
+                      MakeTensor("c", "U8", 0, 0, kLeastSlabBytes + (1 << 20))});
+  EXPECT_THAT(PlanSlabs(checkpoint, 8)->slab_bytes, ElementsAre(kLeastSlabBytes, 1 << 20));
+}
+
+TEST(PlanNode, AShardOfEmptyTensorsHasOneSlab) {
+  const Checkpoint checkpoint = MakeCheckpoint({MakeTensor("a", "U8", 0, 0, 0), MakeTensor("b", "U8", 0, 0, 0)});
+  EXPECT_THAT(PlanSlabs(checkpoint, 8)->slab_bytes, ElementsAre(kTensorAlignmentBytes));
+}
+
 TEST(CompleteSpec, FillsInDefaults) {
   v1::WeightSpec spec;
   spec.set_model("name:folder");

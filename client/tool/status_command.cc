@@ -1,0 +1,37 @@
+#include "client/tool/status_command.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "client/tool/format.h"
+#include "common/base/strings.h"
+
+namespace weightbroker::tool {
+
+ExitCode RunStatus(const ServiceFlags& service) {
+  const absl::StatusOr<v1::HealthResponse> health = AskHealth(service);
+  if (!health.ok()) return PrintError(health.status(), service.json);
+  const bool ready = health->status() == v1::HealthResponse::STATUS_READY;
+  const std::string status = WithoutPrefix(v1::HealthResponse::Status_Name(health->status()), "STATUS_");
+  const auto resident =
+      std::count_if(health->weight_sets().begin(), health->weight_sets().end(),
+                    [](const v1::WeightSet& set) { return set.state() == v1::WEIGHT_SET_STATE_RESIDENT; });
+  if (service.json) {
+    printf("%s\n", nlohmann::ordered_json{{"ok", true},
+                                          {"ready", ready},
+                                          {"status", status},
+                                          {"resident_sets", resident},
+                                          {"leases", health->lease_count()},
+                                          {"loads", health->load_count()}}
+                       .dump()
+                       .c_str());
+  } else {
+    printf("%s: %s resident, %s, %s under way\n", status.c_str(), FormatCount(resident, "set").c_str(),
+           FormatCount(health->lease_count(), "lease").c_str(), FormatCount(health->load_count(), "load").c_str());
+  }
+  return ready ? kDone : kNotReady;
+}
+
+}  // namespace weightbroker::tool

@@ -1,0 +1,47 @@
+// How many reads go to storage at once, found by trying. A virtual disk was fastest with 8 MiB under way and lost a
+// third with 32; an array of NVMe drives wants a hundred.
+//
+//   ReadDepth depth(/*first=*/2, /*most=*/32);
+//   depth.Completed(read_bytes, SteadyNanoseconds());     // of each read; sometimes moves the limit
+//   ... at most depth.limit() reads under way ...
+//
+// A window is long enough that each of the reads under way is replaced several times. As long as twice as many reads
+// bring a tenth more bytes a second the limit doubles. Once they do not it stays, and from time to time half and twice
+// as many are tried for a window, in turn. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+
+namespace weightbroker {
+
+class ReadDepth {
+ public:
+  // 1 <= first <= most.
+  ReadDepth(int first, int most) : most_(most), limit_(first), settled_(first) {}
+
+  int limit() const { return limit_; }      // for now
+  int settled() const { return settled_; }  // the best so far
+
+  // `now_ns` never goes back.
+  void Completed(int64_t bytes, int64_t now_ns);
+
+ private:
+  void EndWindow(double bytes_per_ns);
+  void Try(int limit);
+  void Settle();
+  int64_t ReadsOfWindow() const;
+
+  const int most_;
+  int limit_;
+  int settled_;              // what `limit_` goes back to if what is tried is no better
+  double settled_rate_ = 0;  // bytes a nanosecond at it; 0: not measured
+  bool is_growing_ = true;   // until twice as many were no better
+  bool tried_more_ = true;   // last, and not fewer
+  int windows_until_try_ = 0;
+  bool is_first_read_ = true;  // of a window: what it took began before the limit was this
+  int64_t start_ns_ = 0;
+  int64_t bytes_ = 0;
+  int64_t reads_ = 0;
+};
+
+}  // namespace weightbroker
