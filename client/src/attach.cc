@@ -273,6 +273,7 @@ absl::StatusOr<std::unique_ptr<WeightsState>> AttachToService(const Services& se
   if (state.ok() && options.prefault == Prefault::kPopulate) {
     (*state)->memory->Prefault(ChooseThreads(options.threads));
   }
+  if (state.ok() && options.verify) RETURN_IF_ERROR(VerifyAndReport(**state, options.threads));
   return state;
 }
 

@@ -84,7 +84,7 @@ void Lease::Watch() {
     if (stopping()) return;
     if (!renewed.ok()) {
       // What the service has said of the set says more than that it does not know it any more.
-      const bool drained = HasReason(why, Reason::kDraining);
+      const bool drained = HasReason(why, Reason::kDraining) || HasReason(why, Reason::kQuarantined);
       return Move(LeaseEvent::Kind::kLost, drained ? why : renewed);
     }
     Move(LeaseEvent::Kind::kRenewed, absl::OkStatus());
@@ -114,6 +114,13 @@ void Lease::TakeEvent(const RawMessage& message) {
   const std::string_view bytes = message.bytes();
   if (!response.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
   if (response.event().kind() == v1::ExportEvent::KIND_SUPERSEDED) return TellSuperseded(response.event());
+  if (response.event().kind() == v1::ExportEvent::KIND_QUARANTINED) {
+    Move(LeaseEvent::Kind::kQuarantined,
+         MakeError(Reason::kQuarantined,
+                   absl::StrCat("the service has put these weights in quarantine: ", response.event().message()),
+                   {{"fingerprint", renewal_.fingerprint()}}));
+    return;
+  }
   if (response.event().kind() != v1::ExportEvent::KIND_DRAINING) return;  // an event that a later version knows
   Move(LeaseEvent::Kind::kDraining, MakeError(Reason::kDraining, absl::StrCat("the service takes the weight set down: ",
                                                                               response.event().message())));
@@ -127,6 +134,22 @@ void Lease::TellSuperseded(const v1::ExportEvent& event) {
   told.alias = event.alias();
   told.fingerprint = event.fingerprint();
   options_.on_event(told);
+}
+
+void Lease::ReportDamage(const std::string& tensor) const {
+  constexpr milliseconds kPatience(2000);
+  v1::ReportDamageRequest request;
+  request.set_fingerprint(renewal_.fingerprint());
+  request.set_generation(renewal_.renewal().generation());
+  request.set_rank(renewal_.rank());
+  request.set_tensor(tensor);
+  v1::ReportDamageResponse response;
+  connection_
+      ->Call(DeadlineIn(kPatience),
+             [&](grpc::ClientContext& context) {
+               return connection_->service().ReportDamage(&context, request, &response);
+             })
+      .IgnoreError();
 }
 
 // Asks until it is answered, for as long as a service may stay away.

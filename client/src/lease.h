@@ -44,8 +44,12 @@ class Lease {
   // Whether the service no longer counts it, and will not again.
   bool lost() const;
 
-  // Ok while it is held. DRAINING from the moment the service says so.
+  // Ok while it is held. DRAINING from the moment the service says so; QUARANTINED likewise.
   absl::Status status() const;
+
+  // Tells the service that bytes of the shard differ from their digest; it checks for itself. Best effort: an older
+  // service does not know the call.
+  void ReportDamage(const std::string& tensor) const;
 
  private:
   Lease(std::shared_ptr<const Connection> connection, std::unique_ptr<ExportStream> stream,

@@ -39,8 +39,6 @@ Status MappedWeights::lease_status() const {
   return state_->lease == nullptr ? Status() : client::ToPublic(state_->lease->status());
 }
 
-Status MappedWeights::Verify(int threads) const {
-  return client::ToPublic(state_->memory->Verify(tensors(), client::ChooseThreads(threads)));
-}
+Status MappedWeights::Verify(int threads) const { return client::ToPublic(client::VerifyAndReport(*state_, threads)); }
 
 }  // namespace weightbroker

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "client/src/lease.h"
 #include "client/src/manifest_decoder.h"
 #include "client/src/shard_memory.h"
@@ -21,5 +22,9 @@ struct WeightsState {
   int64_t generation = 0;
   AttachTimes times;
 };
+
+// Compares every tensor's digest with the manifest's, with `threads` threads (0 chooses). If one differs the service is
+// told, before the DIGEST_MISMATCH that names the tensor comes back.
+absl::Status VerifyAndReport(const WeightsState& state, int threads);
 
 }  // namespace weightbroker::client

@@ -16,6 +16,7 @@
 #include "client/tool/mkcheckpoint_command.h"
 #include "client/tool/pages.h"
 #include "client/tool/plan_command.h"
+#include "client/tool/scrub_command.h"
 #include "client/tool/service_commands.h"
 #include "client/tool/spec_flags.h"
 #include "client/tool/status_command.h"
@@ -66,6 +67,7 @@ class CommandLine {
     AddFingerprint();
     AddExport();
     AddVerify();
+    AddScrub();
     AddMakeCheckpoint();
     AddPages();
   }
@@ -313,6 +315,25 @@ class CommandLine {
     command->callback([this] { run_ = [this] { return RunVerify(service_, verify_); }; });
   }
 
+  void AddScrub() {
+    CLI::App* command = app_.add_subcommand(
+        "scrub", "Have the service check resident bytes against their digests; what differs is never exported again");
+    CLI::Option* fingerprint =
+        command
+            ->add_option("fingerprint", scrub_.fingerprint,
+                         "The fingerprint, or at least 8 digits of it; default: all that is resident")
+            ->check(Utf8());
+    command->add_option("--rank", scrub_.rank, "One rank; default: all that the service holds")
+        ->check(WholeNumberFrom(0))
+        ->needs(fingerprint);
+    command
+        ->add_option("--bandwidth", scrub_.bytes_per_second,
+                     "The most bytes a second, as 1GiB; default: the service's --scrub_bandwidth")
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunScrub(service_, scrub_); }; });
+  }
+
   void AddMakeCheckpoint() {
     CLI::App* command = app_.add_subcommand("mkcheckpoint", "Write a checkpoint of random weights, right or wrong");
     MakeCheckpointFlags& flags = make_checkpoint_;
@@ -387,6 +408,7 @@ class CommandLine {
   SetFlags fingerprint_;
   SetFlags export_;
   VerifyFlags verify_;
+  ScrubFlags scrub_;
   MakeCheckpointFlags make_checkpoint_;
   bool list_faults_ = false;
   bool list_models_ = false;

@@ -83,6 +83,14 @@ void PrintWhoMayWrite(const v1::WeightSet& set) {
   }
 }
 
+void PrintQuarantine(const v1::WeightSet& set) {
+  for (const v1::Shard& shard : set.shards()) {
+    if (shard.quarantine().empty()) continue;
+    printf("%s rank %d is in quarantine, and not exported: %s\n",
+           set.fingerprint().substr(0, kShortFingerprint).c_str(), shard.rank(), Printable(shard.quarantine()).c_str());
+  }
+}
+
 void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   if (sets.empty()) {
     printf("no weight sets\n");
@@ -95,6 +103,7 @@ void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   PrintShards(sets);
   for (const v1::WeightSet& set : sets) {
     PrintWhoMayWrite(set);
+    PrintQuarantine(set);
     if (!set.has_failure()) continue;
     printf("%s failed: %s [%s]\n", set.fingerprint().substr(0, kShortFingerprint).c_str(),
            set.failure().message().c_str(), set.failure().reason().c_str());

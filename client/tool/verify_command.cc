@@ -171,7 +171,10 @@ class Verification {
     if (!resident.ok()) return resident.status();
     const Result<MappedWeights> disk = LoadFromDisk(rank);
     if (!disk.ok()) return disk.status();
-    return RankReport{rank, CompareTensors(resident->tensors(), disk->tensors())};
+    RankReport report{rank, CompareTensors(resident->tensors(), disk->tensors())};
+    // Whether it is the memory that has changed its digests say; and then the service is told.
+    if (!report.comparison.equal()) (void)resident->Verify();
+    return report;
   }
 
   Result<RankReport> CheckDigests(int32_t rank) const {

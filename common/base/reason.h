@@ -95,6 +95,7 @@ namespace weightbroker {
   X(kModeOff, "MODE_OFF", kUnavailable)                                      \
   /* integrity, and the rest */                                              \
   X(kDigestMismatch, "DIGEST_MISMATCH", kDataLoss)                           \
+  X(kQuarantined, "QUARANTINED", kDataLoss)                                  \
   X(kTensorUnknown, "TENSOR_UNKNOWN", kNotFound)                             \
   X(kModuleMismatch, "MODULE_MISMATCH", kFailedPrecondition)                 \
   X(kTorchError, "TORCH_ERROR", kInternal)                                   \

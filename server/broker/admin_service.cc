@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "server/broker/alias_calls.h"
 #include "server/broker/call_record.h"
+#include "server/broker/scrub_call.h"
 
 namespace weightbroker {
 
@@ -37,7 +38,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Unregister(grpc::CallbackServerConte
     return reactor;
   }
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
-    const absl::Status status = AnswerUnregister(*request, response);
+    record->SetObject(request->fingerprint());
+    absl::Status status = record->CheckInTime();
+    if (status.ok()) status = AnswerUnregister(*request, response);
+    if (status.ok()) record->SetObject(response->weight_set().fingerprint());
     if (status.ok()) {
       Log(LogLevel::kInfo, "unregister",
           {{"fingerprint", response->weight_set().fingerprint()},
@@ -80,6 +84,15 @@ grpc::ServerUnaryReactor* AdminServiceImpl::DeleteAlias(grpc::CallbackServerCont
     reactor->Finish(record->End(AnswerDeleteAlias(context_, *record, *request, response)));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::ScrubResponse>* AdminServiceImpl::Scrub(grpc::CallbackServerContext* grpc_context,
+                                                                     const v1::ScrubRequest* request) {
+  const auto call =
+      std::make_shared<ScrubCall>(context_, CallRecord(context_, RpcMethod::kScrub, grpc_context->peer()), *request);
+  auto* const reactor = call->Attach(grpc_context);
+  call->Start();
   return reactor;
 }
 

@@ -26,6 +26,8 @@ class AdminServiceImpl final : public v1::WeightBrokerAdminService::CallbackServ
   grpc::ServerUnaryReactor* DeleteAlias(grpc::CallbackServerContext* grpc_context,
                                         const v1::DeleteAliasRequest* request,
                                         v1::DeleteAliasResponse* response) override;
+  grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext* grpc_context,
+                                                     const v1::ScrubRequest* request) override;
 
  private:
   absl::Status AnswerUnregister(const v1::UnregisterRequest& request, v1::UnregisterResponse* response) const;

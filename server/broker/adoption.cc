@@ -98,6 +98,7 @@ struct KeptShard {
   NewWeightSet set;
   Residency residency;
   std::shared_ptr<Shard> shard;
+  std::string quarantine;  // why it is in quarantine; empty if it is not
 };
 
 // Whether the shard is where its set's placement says, and the placement has as many ranks as the record says.
@@ -130,6 +131,7 @@ absl::StatusOr<KeptShard> ReadShard(const Key& key, const std::string& value, Gp
   ASSIGN_OR_RETURN(kept.set, ReadWeightSet(record.weight_set()));
   RETURN_IF_ERROR(CheckPlace(record, kept.set.placement));
   kept.residency = ReadResidency(record);
+  kept.quarantine = record.quarantine();
   kept.shard = std::make_shared<Shard>();
   kept.shard->rank = record.rank();
   kept.shard->device = record.device();
@@ -227,7 +229,10 @@ class Checker {
     if (!IsWhole(shards)) return RefuseAll(fingerprint, std::move(shards));
     KeptShard& first = shards.begin()->second;
     Adoption::Set set{std::move(first.set), {}, first.residency};
-    for (auto& [rank, shard] : shards) set.shards.push_back(std::move(shard.shard));
+    for (auto& [rank, shard] : shards) {
+      if (!shard.quarantine.empty()) set.quarantines[rank] = shard.quarantine;
+      set.shards.push_back(std::move(shard.shard));
+    }
     checked_.adoption.sets.push_back(std::move(set));
   }
 
@@ -274,9 +279,9 @@ std::string ShardKey(const std::string& fingerprint, int32_t rank) {
   return absl::StrCat(KeptKey(kShardKind, fingerprint), "/", rank);
 }
 
-absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes) {
+absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes, int32_t version) {
   internal::v1::KeptValue kept;
-  kept.set_version(kKeptVersion);
+  kept.set_version(version);
   EncodedRecord encoded;
   if (record.size() <= max_inline_bytes) {
     kept.set_record(record);

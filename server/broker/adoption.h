@@ -21,8 +21,10 @@
 
 namespace weightbroker {
 
-// The version of records that this broker writes, and the highest that it reads: see KeptValue in kept.proto.
-inline constexpr int32_t kKeptVersion = 1;
+// The highest version of records that this broker reads: see KeptValue in kept.proto.
+inline constexpr int32_t kKeptVersion = 2;
+// Of a record that an older broker would misunderstand: it would serve a shard in quarantine. All others are of 1.
+inline constexpr int32_t kQuarantineVersion = 2;
 
 // Keys are <kind>/<fingerprint>, and a shard's has its rank behind that.
 inline constexpr char kShardKind[] = "shard";
@@ -39,7 +41,7 @@ struct EncodedRecord {
   std::string value;
   UniqueFd memfd;  // invalid if the value has it all
 };
-absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes);
+absl::StatusOr<EncodedRecord> EncodeRecord(const std::string& record, size_t max_inline_bytes, int32_t version = 1);
 
 // One that did not prove to be right, its descriptors still open: forget it before they are closed.
 struct RefusedEntry {

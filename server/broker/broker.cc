@@ -17,6 +17,7 @@
 #include "server/broker/health_service.h"
 #include "server/broker/machine_facts.h"
 #include "server/broker/object_views.h"
+#include "server/broker/quarantine.h"
 #include "server/broker/service_context.h"
 #include "server/broker/weight_broker_service.h"
 #include "server/endpoint/endpoint.h"
@@ -24,10 +25,6 @@
 namespace weightbroker {
 namespace {
 
-// Requests are a spec and a few words.
-// An engine holds one a shard; more than that is a client that leaks.
-constexpr int kMaxStreamsPerConnection = 1024;
-constexpr int kMaxRequestBytes = 1 << 20;
 // Health asks which pages a slab would get; every slab worth the name is at least this long.
 constexpr int64_t kProbeSlabBytes = int64_t{1} << 30;
 // More of them at once would only wait for each other in the driver.
@@ -87,6 +84,15 @@ struct Broker::Parts {
              .check_gpu_fd = options.check_gpu_fd,
              .on_finished = [this](const WeightSetRef& set, const absl::Status& result) { OnPublished(set, result); },
              .on_ended = [this](const PublicationFacts& facts) { tickets.Revoke(facts.id); }}),
+        scrubs({.registry = registry,
+                .spawner = options.spawner,
+                .interval = options.scrub_interval,
+                .bytes_per_second = options.scrub_bytes_per_second,
+                .stall_timeout = options.loader_stall_timeout,
+                .on_shard = [this](const v1::ScrubbedShard& shard) { OnScrubbed(shard); }}),
+        limits(options.caps.calls_per_uid),
+        gpu_faults(options.open_gpu_events, [this](const GpuEvent& event) { OnGpuFault(event); }),
+        stream_watch(options.caps.write_timeout, [this] { OnStreamCut(); }),
         workers(options.worker_threads, options.max_waiting_calls),
         device_workers(kDeviceWorkers, kMaxWaitingForDevices),
         health_worker(1, kMaxWaitingForDevices),
@@ -122,6 +128,11 @@ struct Broker::Parts {
             .exports_unverified = options.exports_unverified,
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
+            .scrubs = &scrubs,
+            .limits = &limits,
+            .stream_watch = &stream_watch,
+            .access = options.access,
+            .call_deadline = options.caps.call_deadline,
             .find_peer = [this](const std::string& grpc_peer) { return peers.Find(grpc_peer); }};
   }
 
@@ -130,6 +141,37 @@ struct Broker::Parts {
             .open_connections = peers.CountOpen(),
             .host_page_kind = ProbeHostPageKind(kProbeSlabBytes),
             .gpus = options.devices->Report()};
+  }
+
+  void OnScrubbed(const v1::ScrubbedShard& shard) {
+    const bool checked = shard.result() != v1::ScrubbedShard::RESULT_NOT_CHECKED;
+    const ScrubOutcome outcome = !checked                   ? ScrubOutcome::kNotChecked
+                                 : shard.damaged_size() > 0 ? ScrubOutcome::kDamaged
+                                                            : ScrubOutcome::kIntact;
+    metrics.CountScrub(outcome, shard.checked_bytes(), shard.damaged_size());
+  }
+
+  // An event that names no GPU may be any one's.
+  void OnGpuFault(const GpuEvent& event) {
+    const std::string kind = GpuEventKindName(event.kind);
+    metrics.CountDeviceFault(event.uuid.empty() ? "unknown" : event.uuid, kind);
+    const std::string why = absl::StrCat(
+        "its GPU has reported ",
+        event.kind == GpuEvent::Kind::kXid ? absl::StrCat("XID ", event.xid) : "an uncorrectable ECC error",
+        ": what lies in its memory cannot be relied on");
+    for (const Registry::PlacedShard& shard : registry->HealthyShards(nullptr, event.uuid)) {
+      if (shard.shard->device != kHostDevice) QuarantineShard(*registry, shard.set, shard.shard->rank, why);
+    }
+  }
+
+  void OnStreamCut() {
+    metrics.CountLimitHit("write_timeout");
+    Log(LogLevel::kWarning, "call.cut", {{"message", "a caller did not read what was sent to it (--write_timeout)"}});
+  }
+
+  void OnConnectionRefused(const std::string& reason) {
+    metrics.CountConnectionRefused(reason);
+    if (reason == refusal::kTooManyConnections) metrics.CountLimitHit("max_connections_per_uid");
   }
 
   void OnExporterEnded(const std::string& fingerprint) {
@@ -164,6 +206,8 @@ struct Broker::Parts {
     values.resident_shards = totals.resident_shards;
     values.resident_bytes = totals.resident_bytes;
     values.resident_tensors = totals.resident_tensors;
+    values.quarantined_shards = totals.quarantined_shards;
+    values.device_events_unwatched = gpu_faults.unwatched();
     values.publisher_writable_shards = totals.publisher_writable_shards;
     values.pinned_weight_sets = totals.pinned_sets;
     values.aliases = totals.alias_count;
@@ -236,6 +280,10 @@ struct Broker::Parts {
   ExporterWatch exporters;
   LoadManager loads;
   PublicationManager publications;
+  ScrubManager scrubs;
+  ClientLimits limits;
+  GpuFaultWatch gpu_faults;
+  StreamWatch stream_watch;
   WorkerPool workers;
   WorkerPool device_workers;
   WorkerPool health_worker;
@@ -336,20 +384,22 @@ absl::Status Broker::Parts::Serve(int listen_fd) {
   builder.RegisterService(&service);
   builder.RegisterService(&admin);
   builder.RegisterService(&health);
-  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
+  builder.SetMaxReceiveMessageSize(options.caps.request_bytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.caps.streams_per_connection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, options.caps.metadata_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(options.idle_timeout.count()));
   server = builder.BuildAndStart();
   if (server == nullptr) return MakeError(Reason::kSystemError, "the gRPC server could not be started");
-  endpoint = std::make_unique<Endpoint>(EndpointOptions{
-      .listen_fd = listen_fd,
-      .server = server.get(),
-      .tickets = &tickets,
-      .peers = &peers,
-      .access = options.access,
-      .handshake_timeout = options.handshake_timeout,
-      // The endpoint logs it, at a bounded rate.
-      .on_refused = [this](const std::string& reason, const Peer&) { metrics.CountConnectionRefused(reason); }});
+  endpoint = std::make_unique<Endpoint>(
+      EndpointOptions{.listen_fd = listen_fd,
+                      .server = server.get(),
+                      .tickets = &tickets,
+                      .peers = &peers,
+                      .access = options.access,
+                      .handshake_timeout = options.handshake_timeout,
+                      // The endpoint logs it, at a bounded rate.
+                      .on_refused = [this](const std::string& reason, const Peer&) { OnConnectionRefused(reason); },
+                      .max_connections_per_uid = options.caps.connections_per_uid});
   return absl::OkStatus();
 }
 
@@ -368,6 +418,7 @@ void Broker::Parts::Shutdown() {
   registry->BeginDrain();                              // exports get their event and end; watchers see it
   loads.Shutdown();                                    // loads end, and with them the calls that wait for them
   publications.Shutdown();                             // likewise
+  scrubs.Shutdown();                                   // likewise
   live_calls.WaitUntilNone(options.shutdown_timeout);  // whoever does not read what is sent is cut off
   if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + kLastWords);
   workers.Stop();

@@ -21,6 +21,7 @@
 #include "common/memory/memory_limit.h"
 #include "server/broker/clock.h"
 #include "server/broker/device_catalog.h"
+#include "server/broker/gpu_fault_watch.h"
 #include "server/broker/loader_spawner.h"
 #include "server/broker/model_resolver.h"
 #include "server/broker/publish_gate.h"
@@ -29,6 +30,17 @@
 #include "server/endpoint/access.h"
 
 namespace weightbroker {
+
+// What one client may take up, so that the others keep their share.
+struct ClientCaps {
+  int connections_per_uid = 512;      // 0: no limit
+  int streams_per_connection = 1024;  // an engine holds one for each shard
+  int calls_per_uid = 4096;           // under way, Export streams among them; 0: no limit
+  int request_bytes = 1 << 20;        // requests are a spec and a few words
+  int metadata_bytes = 8 << 10;
+  std::chrono::milliseconds call_deadline{60'000};  // for a call to get its turn; 0: none
+  std::chrono::milliseconds write_timeout{30'000};  // for a caller to read what is sent to it
+};
 
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
@@ -52,6 +64,9 @@ struct BrokerOptions {
   std::chrono::milliseconds handshake_timeout{2000};
   std::chrono::milliseconds idle_timeout{300'000};    // of a connection without calls
   std::chrono::milliseconds shutdown_timeout{2'000};  // for streams whose callers do not read
+  std::chrono::milliseconds scrub_interval{0};        // between scheduled scrubs of all that is resident; 0: none
+  int64_t scrub_bytes_per_second = 0;                 // 0: no cap
+  ClientCaps caps;
   int worker_threads = 4;
   size_t max_waiting_calls = 64;  // for a worker; more are TOO_MANY_REQUESTS
 
@@ -59,6 +74,7 @@ struct BrokerOptions {
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
   GpuFdCheck check_gpu_fd = CheckGpuMemoryFd;                  // another for tests without a GPU
   DeviceCatalog* devices = &DeviceCatalog::HostOnlyCatalog();  // must outlive the broker
+  GpuFaultWatch::Open open_gpu_events = nullptr;               // faults of GPUs are not watched without it
   const Clock* clock = &RealClock();
 };
 

@@ -4,7 +4,9 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/quote.h"
+#include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "server/broker/audit.h"
 
 namespace weightbroker {
 namespace {
@@ -24,7 +26,40 @@ std::string CutToEncodedSize(const std::string& message) {
   return message;
 }
 
+Operation OperationOf(RpcMethod method) {
+  switch (method) {
+    case RpcMethod::kRegister:
+      return Operation::kRegister;
+    case RpcMethod::kAllocateSlabs:
+    case RpcMethod::kCommit:
+      return Operation::kPublish;
+    case RpcMethod::kUnregister:
+    case RpcMethod::kScrub:
+    case RpcMethod::kSetAlias:
+    case RpcMethod::kDeleteAlias:
+      return Operation::kAdminister;
+    default:
+      return Operation::kRead;
+  }
+}
+
+// Methods whose success is audited at their end; of Register and Export that is when they have got what they wanted.
+bool IsAuditedAtEnd(RpcMethod method) {
+  return OperationOf(method) == Operation::kAdminister || method == RpcMethod::kCommit ||
+         method == RpcMethod::kReportDamage;
+}
+
 std::string MessageToSend(const absl::Status& status) { return CutToEncodedSize(ToUtf8(ToStd(status.message()))); }
+
+void LogRefusal(RpcMethod method, const std::optional<Peer>& peer, const absl::Status& status) {
+  LogFields fields = {{"method", std::string(RpcMethodName(method))}, {"reason", GetErrorDetails(status).reason}};
+  if (peer.has_value()) {
+    fields.emplace_back("uid", absl::StrCat(peer->uid));
+    fields.emplace_back("peer_pid", absl::StrCat(peer->pid));
+  }
+  fields.emplace_back("message", MessageToSend(status));
+  Log(LogLevel::kWarning, "call.refused", fields);
+}
 
 }  // namespace
 
@@ -38,14 +73,37 @@ CallRecord::CallRecord(const ServiceContext& context, RpcMethod method, const st
       method_(method),
       start_(context.clock->SteadyNow()),
       peer_(context.find_peer(grpc_peer)),
+      limit_(peer_.has_value() && context.limits != nullptr ? context.limits->Begin(peer_->uid) : ClientLimits::Hold()),
       live_(context.live_calls->Begin()) {
   context_.metrics->outcomes().CountStarted(static_cast<size_t>(method));
 }
 
-absl::Status CallRecord::CheckCaller() const {
-  if (peer_.has_value()) return absl::OkStatus();
-  return MakeError(Reason::kAccessDenied,
-                   "the caller of this connection is not known; connect over the service's socket");
+absl::Status CallRecord::CheckCaller(std::optional<Operation> operation) const {
+  if (!peer_.has_value()) {
+    return MakeError(Reason::kAccessDenied,
+                     "the caller of this connection is not known; connect over the service's socket");
+  }
+  RETURN_IF_ERROR(CheckOperation(context_.access, operation.value_or(OperationOf(method_)), *peer_));
+  if (!limit_.status().ok()) context_.metrics->CountLimitHit("max_calls_per_uid");
+  return limit_.status();
+}
+
+absl::Status CallRecord::CheckInTime() const {
+  const auto age = context_.clock->SteadyNow() - start_;
+  if (context_.call_deadline.count() == 0 || age <= context_.call_deadline) return absl::OkStatus();
+  context_.metrics->CountLimitHit("call_deadline");
+  return MakeError(Reason::kDeadlineExceeded,
+                   absl::StrCat("the call waited for its turn for ", std::chrono::duration<double>(age).count(),
+                                " s, longer than calls may (--call_deadline): the service is overloaded; try again"),
+                   {{"limit", "call_deadline"}});
+}
+
+void CallRecord::Watch(const std::shared_ptr<WatchedStream>& stream) const {
+  if (context_.stream_watch != nullptr) context_.stream_watch->Add(stream);
+}
+
+void CallRecord::AuditDone(const std::string& object) const {
+  Audit({RpcMethodName(method_), peer_, object, absl::OkStatus()});
 }
 
 void CallRecord::ObserveDuration() {
@@ -59,15 +117,13 @@ grpc::Status CallRecord::End(const absl::Status& status) {
   ObserveDuration();
   context_.metrics->CountRpc(method_, status.code());
   const std::string reason = status.ok() ? "" : GetErrorDetails(status).reason;
+  if (status.ok() && IsAuditedAtEnd(method_)) AuditDone(object_);
   if (!reason.empty()) {
     context_.metrics->CountRefusal(reason);
-    LogFields fields = {{"method", std::string(RpcMethodName(method_))}, {"reason", reason}};
-    if (peer_.has_value()) {
-      fields.emplace_back("uid", absl::StrCat(peer_->uid));
-      fields.emplace_back("peer_pid", absl::StrCat(peer_->pid));
+    if (const auto left_out = TakeRefusalTurn(); left_out.has_value()) {
+      Audit({RpcMethodName(method_), peer_, object_, status}, *left_out);
+      LogRefusal(method_, peer_, status);
     }
-    fields.emplace_back("message", MessageToSend(status));
-    Log(LogLevel::kWarning, "call.refused", fields);
   }
   return ToGrpcStatus(status);
 }

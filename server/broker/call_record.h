@@ -12,6 +12,7 @@
 #include <grpcpp/support/status.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@
 #include "server/broker/live_calls.h"
 #include "server/broker/metrics.h"
 #include "server/broker/service_context.h"
+#include "server/broker/stream_watch.h"
 
 namespace weightbroker {
 
@@ -31,8 +33,21 @@ class CallRecord {
   // `context` must outlive the record. `grpc_peer` is ServerContext::peer().
   CallRecord(const ServiceContext& context, RpcMethod method, const std::string& grpc_peer);
 
-  // ACCESS_DENIED unless the call came over a connection that the endpoint accepted.
-  absl::Status CheckCaller() const;
+  // ACCESS_DENIED unless the call came over a connection that the endpoint accepted, of somebody who may do what the
+  // method does, or `operation` if that is something else; TOO_MANY_REQUESTS if that user has too many calls under way.
+  absl::Status CheckCaller(std::optional<Operation> operation = std::nullopt) const;
+
+  // DEADLINE_EXCEEDED if the call has waited for its turn for longer than calls may.
+  absl::Status CheckInTime() const;
+
+  // Has the stream cut off if its caller does not read.
+  void Watch(const std::shared_ptr<WatchedStream>& stream) const;
+
+  // What the call is about, for its audit line.
+  void SetObject(const std::string& object) { object_ = object; }
+
+  // The audit line of a call that has got what it asked for, though it goes on.
+  void AuditDone(const std::string& object) const;
 
   // Valid once CheckCaller has said ok.
   const Peer& peer() const { return *peer_; }
@@ -48,7 +63,9 @@ class CallRecord {
   const RpcMethod method_;
   const std::chrono::steady_clock::time_point start_;
   const std::optional<Peer> peer_;
+  ClientLimits::Hold limit_;
   LiveCalls::Hold live_;
+  std::string object_;
   bool observed_ = false;
 };
 

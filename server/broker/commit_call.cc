@@ -28,6 +28,7 @@ grpc::ServerReadReactor<v1::CommitRequest>* CommitCall::Start() {
 }
 
 void CommitCall::OnReadDone(bool ok) {
+  if (const absl::Status status = record_.CheckInTime(); !status.ok()) return End(status);
   if (!ok) return Commit();  // the caller has said all, or has left; then this is refused below
   if (const absl::Status status = Add(); !status.ok()) return End(status);
   StartRead(&request_);
@@ -49,6 +50,10 @@ absl::Status CommitCall::Add() {
 void CommitCall::Commit() {
   const auto publication = context_.publications->Find(token_, record_.peer().uid);
   if (!publication.ok()) return End(publication.status());
+  {
+    MutexLock lock(mutex_);
+    record_.SetObject((*publication)->facts().set->fingerprint().hash);
+  }
   (*publication)
       ->Commit(manifest_, [self = shared_from_this(), publication = *publication](const absl::Status& result) {
         if (result.ok()) self->Describe(*publication);

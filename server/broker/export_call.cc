@@ -71,7 +71,9 @@ absl::Status ExportCall::StartExport() {
 }
 
 void ExportCall::RunBySpec() {
-  if (const absl::Status status = ExportBySpec(); !status.ok()) Refuse(status);
+  absl::Status status = record().CheckInTime();
+  if (status.ok()) status = ExportBySpec();
+  if (!status.ok()) Refuse(status);
 }
 
 absl::Status ExportCall::ExportBySpec() {
@@ -187,6 +189,7 @@ absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
 }
 
 absl::Status ExportCall::ExportSet(const WeightSetRef& set) {
+  NameObject(set->fingerprint().hash);
   RETURN_IF_ERROR(CheckHandleKindCount(request_.handle_kinds_size()));
   std::vector<v1::HandleKind> kinds;
   for (const int kind : request_.handle_kinds()) kinds.push_back(static_cast<v1::HandleKind>(kind));
@@ -224,11 +227,14 @@ absl::Status ExportCall::ShowOnly(const WeightSetRef& set, const std::vector<v1:
 }
 
 absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds) {
-  ASSIGN_OR_RETURN(Lease lease, context_.registry->Acquire(
-                                    set, request_.rank(), kinds, [weak = weak_from_this()](const std::string& message) {
-                                      const auto self = std::static_pointer_cast<ExportCall>(weak.lock());
-                                      if (self != nullptr) self->OnLeaseEnded(message);
-                                    }));
+  const auto tell = [weak = weak_from_this()](void (ExportCall::*what)(const std::string&)) {
+    return [weak, what](const std::string& message) {
+      const auto self = std::static_pointer_cast<ExportCall>(weak.lock());
+      if (self != nullptr) (self.get()->*what)(message);
+    };
+  };
+  ASSIGN_OR_RETURN(Lease lease, context_.registry->Acquire(set, request_.rank(), kinds, tell(&ExportCall::OnLeaseEnded),
+                                                           tell(&ExportCall::OnQuarantined)));
   const std::shared_ptr<const Shard> shard = lease.shard();
   const bool renewed = request_.has_renewal();
   v1::ExportHeader header;
@@ -243,6 +249,7 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
        {"rank", absl::StrCat(shard->rank)},
        {"uid", absl::StrCat(record().peer().uid)},
        {"peer_pid", absl::StrCat(record().peer().pid)}});
+  record().AuditDone(set->fingerprint().hash);
   context_.metrics->CountExport(renewed ? ExportResult::kRenewed : ExportResult::kGranted);
   context_.metrics->outcomes().NoteExport(
       std::chrono::duration<double>(context_.clock->WallNow().time_since_epoch()).count());
@@ -253,12 +260,15 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
 
   std::optional<std::string> ended;
   std::optional<std::string> superseded;
+  std::optional<std::string> quarantined;
   {
     MutexLock lock(lease_mutex_);
     shard_sent_ = true;
     ended = ended_;
     superseded = superseded_;
+    quarantined = quarantined_;
   }
+  if (quarantined.has_value()) OnQuarantined(*quarantined);
   if (superseded.has_value()) OnSuperseded(FollowedAlias(), *superseded);
   if (ended.has_value()) OnLeaseEnded(*ended);
   return absl::OkStatus();
@@ -346,6 +356,26 @@ void ExportCall::OnSuperseded(const std::string& alias, const std::string& finge
   event.set_alias(alias);
   event.set_fingerprint(fingerprint);
   event.set_message(absl::StrCat("alias ", alias, " names ", fingerprint, " now; what is mapped stays valid"));
+  Send(Serialize(response));
+}
+
+// The lease goes on: the memory stays where it is until the engine has left it. A ticket that is still out is not
+// honoured any more.
+void ExportCall::OnQuarantined(const std::string& why) {
+  int64_t lease_id = 0;
+  {
+    MutexLock lock(lease_mutex_);
+    lease_id = lease_.id();
+    if (!shard_sent_) quarantined_ = why;
+  }
+  context_.tickets->Revoke(lease_id);
+  {
+    MutexLock lock(lease_mutex_);
+    if (!shard_sent_) return;
+  }
+  v1::ExportResponse response;
+  response.mutable_event()->set_kind(v1::ExportEvent::KIND_QUARANTINED);
+  response.mutable_event()->set_message(why);
   Send(Serialize(response));
 }
 

@@ -50,6 +50,7 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   bool KeepLease(Lease lease);
   void Refuse(const absl::Status& status);
   void OnLeaseEnded(const std::string& message);
+  void OnQuarantined(const std::string& why);
   void OnLeft() override;
   void DropLease(const std::string& cause);
 
@@ -62,9 +63,10 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
 
   Mutex lease_mutex_;
   Lease lease_ ABSL_GUARDED_BY(lease_mutex_);
-  bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // no lease is taken any more
-  bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;           // events may follow
-  std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);  // why the lease ended before that
+  bool left_ ABSL_GUARDED_BY(lease_mutex_) = false;                       // no lease is taken any more
+  bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // events may follow
+  std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);        // why the lease ended before that
+  std::optional<std::string> quarantined_ ABSL_GUARDED_BY(lease_mutex_);  // likewise, why the shard is in quarantine
   // What superseded the set before that: the fingerprint that the alias named last.
   std::optional<std::string> superseded_ ABSL_GUARDED_BY(lease_mutex_);
 };

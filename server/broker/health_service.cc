@@ -96,7 +96,7 @@ grpc::ServerWriteReactor<HealthCheckResponse>* HealthServiceImpl::Watch(grpc::Ca
                                                                         const HealthCheckRequest* request) {
   const auto call = std::make_shared<WatchCall>(
       context_, CallRecord(context_, RpcMethod::kHealthWatch, grpc_context->peer()), request->service());
-  auto* const reactor = call->Attach();
+  auto* const reactor = call->Attach(grpc_context);
   call->Start();
   return reactor;
 }

@@ -21,7 +21,8 @@ absl::Status KeeperVault::Keep(const ShardToKeep& kept) {
   for (const UniqueFd& fd : *kept.shard.slab_fds) fds.push_back(fd.get());
   fds.push_back(kept.shard.manifest->file().fd.get());
   if (kept.shard.exporter != nullptr) fds.push_back(kept.shard.exporter->control_fd());
-  return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds);
+  return Put(ShardKey(kept.set.fingerprint.hash, kept.shard.rank), MakeShardRecord(kept).SerializeAsString(), fds,
+             kept.quarantine.empty() ? 1 : kQuarantineVersion);
 }
 
 absl::Status KeeperVault::Forget(const std::string& fingerprint, int32_t rank) {
@@ -52,8 +53,9 @@ absl::Status KeeperVault::KeepAlias(const KeptAlias& alias) {
 
 absl::Status KeeperVault::ForgetAlias(const std::string& name) { return client_->Drop(KeptKey(kAliasKind, name)); }
 
-absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds) {
-  ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record, kMaxInlineBytes));
+absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds,
+                              int32_t version) {
+  ASSIGN_OR_RETURN(const EncodedRecord encoded, EncodeRecord(record, kMaxInlineBytes, version));
   std::vector<int> all;
   if (encoded.memfd.valid()) all.push_back(encoded.memfd.get());
   all.insert(all.end(), fds.begin(), fds.end());

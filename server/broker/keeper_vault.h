@@ -42,7 +42,7 @@ class KeeperVault : public ShardVault {
   bool outlives_broker() const override { return true; }
 
  private:
-  absl::Status Put(const std::string& key, const std::string& record, const std::vector<int>& fds);
+  absl::Status Put(const std::string& key, const std::string& record, const std::vector<int>& fds, int32_t version = 1);
   void ForgetRefused(const std::string& key, const absl::Status& cause);
 
   KeeperClient* const client_;

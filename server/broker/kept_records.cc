@@ -95,12 +95,13 @@ absl::StatusOr<Placement> ReadPlacement(const internal::v1::WeightSetRecord& rec
 }  // namespace
 
 internal::v1::ShardRecord MakeShardRecord(const ShardToKeep& kept) {
-  const auto& [set, residency, shard, rank_count] = kept;
+  const auto& [set, residency, shard, rank_count, quarantine] = kept;
   internal::v1::ShardRecord record;
   WriteWeightSet(set, record.mutable_weight_set());
   record.set_generation(residency.generation);
   record.set_rank(shard.rank);
   record.set_rank_count(rank_count);
+  record.set_quarantine(quarantine);
   record.set_device(shard.device);
   record.set_handle_kind(shard.handle_kind);
   for (v1::Slab& slab : SlabsWithHandles(shard)) *record.add_slabs() = std::move(slab);

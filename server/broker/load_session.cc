@@ -90,6 +90,7 @@ absl::Status LoadSession::Converse() {
       }
       case LoadEvent::kAllocated:
       case LoadEvent::kRefused:
+      case LoadEvent::kScrubbed:
         return DistrustLoader("answered as one for a publisher would");
       case LoadEvent::EVENT_NOT_SET:
         return DistrustLoader("sent a message without an event");

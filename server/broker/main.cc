@@ -148,7 +148,17 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.exports_unverified = config.exports_unverified;
   options.loader_stall_timeout = config.loader_stall_timeout;
   options.metrics_port = config.metrics_port;
-  options.access = {config.allowed_uids, config.allowed_gids};
+  options.access = config.access;
+  if (config.devices != std::vector<std::string>{kHostDevice}) options.open_gpu_events = OpenNvmlEvents;
+  options.scrub_interval = config.scrub_interval;
+  options.scrub_bytes_per_second = config.scrub_bytes_per_second;
+  options.caps = {.connections_per_uid = config.max_connections_per_uid,
+                  .streams_per_connection = config.max_streams_per_connection,
+                  .calls_per_uid = config.max_calls_per_uid,
+                  .request_bytes = config.max_request_bytes,
+                  .metadata_bytes = config.max_metadata_bytes,
+                  .call_deadline = config.call_deadline,
+                  .write_timeout = config.write_timeout};
   options.version = WEIGHTBROKER_VERSION;
   options.spawner = around.spawner.get();
   options.vault = around.vault();

@@ -30,14 +30,16 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register",       "Fingerprint", "Export",      "AllocateSlabs", "Commit",   "Health",
-    "ListWeightSets", "Unregister",  "HealthCheck", "HealthWatch",   "SetAlias", "DeleteAlias"};
+    "Register",   "Fingerprint", "Export",      "AllocateSlabs", "Commit",       "Health",   "ListWeightSets",
+    "Unregister", "HealthCheck", "HealthWatch", "Scrub",         "ReportDamage", "SetAlias", "DeleteAlias"};
 constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
-constexpr std::string_view kConnectionReasons[] = {refusal::kAccessDenied,     refusal::kHandshakeTimeout,
-                                                   refusal::kHandshakeGarbage, refusal::kTooManyHandshakes,
-                                                   refusal::kTicketInvalid,    refusal::kReplyTimeout};
+constexpr const char* kScrubOutcomes[] = {"intact", "damaged", "not_checked"};
+constexpr const char* kLimits[] = {"max_connections_per_uid", "max_calls_per_uid", "call_deadline", "write_timeout"};
+constexpr std::string_view kConnectionReasons[] = {
+    refusal::kAccessDenied,  refusal::kHandshakeTimeout, refusal::kHandshakeGarbage,  refusal::kTooManyHandshakes,
+    refusal::kTicketInvalid, refusal::kReplyTimeout,     refusal::kTooManyConnections};
 constexpr std::string_view kReasonNames[] = {
 #define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
     WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_NAME)
@@ -116,6 +118,8 @@ class GaugeCollector : public prometheus::Collectable {
         {MetricId::kPublisherWritableShards, static_cast<double>(values.publisher_writable_shards)},
         {MetricId::kPinnedWeightSets, values.pinned_weight_sets},
         {MetricId::kAliases, values.aliases},
+        {MetricId::kQuarantinedShards, static_cast<double>(values.quarantined_shards)},
+        {MetricId::kDeviceEventsUnwatched, values.device_events_unwatched ? 1 : 0},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
         {MetricId::kLeases, values.leases},
         {MetricId::kOpenConnections, values.open_connections},
@@ -195,6 +199,12 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
       connections_refused_(AddCounters(MetricId::kConnectionsRefusedTotal)),
+      scrubs_(AddCounters(MetricId::kScrubsTotal)),
+      scrubbed_bytes_(AddCounters(MetricId::kScrubbedBytesTotal)),
+      integrity_failures_(AddCounters(MetricId::kIntegrityFailuresTotal)),
+      damage_reports_(AddCounters(MetricId::kDamageReportsTotal)),
+      device_faults_(AddCounters(MetricId::kDeviceFaultsTotal)),
+      limits_hit_(AddCounters(MetricId::kLimitsHitTotal)),
       outcomes_(*registry_, kRpcMethodNames, kRpcMethodCount) {
   const auto histograms = [&](MetricId id) -> prometheus::Family<prometheus::Histogram>& {
     return prometheus::BuildHistogram()
@@ -225,6 +235,10 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
   for (const std::string_view reason : kReasonNames) refusals_.Add({{"reason", std::string(reason)}});
   for (const char* field : kMismatchFields) mismatches_.Add({{"field", field}});
+  for (const char* outcome : kScrubOutcomes) scrubs_.Add({{"result", outcome}});
+  for (Counters* plain : {&scrubbed_bytes_, &integrity_failures_}) plain->Add({});
+  for (const char* result : {"scrubbed", "ignored"}) damage_reports_.Add({{"result", result}});
+  for (const char* limit : kLimits) limits_hit_.Add({{"limit", limit}});
 }
 
 // The listener's thread looks every two seconds only whether it is to end, unless somebody connects. A broker that is
@@ -297,6 +311,22 @@ void Metrics::CountFingerprintMismatch(const std::string& field) {
 void Metrics::CountConnectionRefused(const std::string& reason) {
   connections_refused_.Add({{"reason", Contains(kConnectionReasons, reason) ? reason : "other"}}).Increment();
 }
+
+void Metrics::CountScrub(ScrubOutcome outcome, int64_t checked_bytes, int64_t damaged_tensors) {
+  scrubs_.Add({{"result", kScrubOutcomes[static_cast<size_t>(outcome)]}}).Increment();
+  scrubbed_bytes_.Add({}).Increment(static_cast<double>(checked_bytes));
+  integrity_failures_.Add({}).Increment(static_cast<double>(damaged_tensors));
+}
+
+void Metrics::CountDamageReport(bool scrubbed) {
+  damage_reports_.Add({{"result", scrubbed ? "scrubbed" : "ignored"}}).Increment();
+}
+
+void Metrics::CountDeviceFault(const std::string& gpu_uuid, const std::string& kind) {
+  device_faults_.Add({{"gpu_uuid", gpu_uuid}, {"kind", kind}}).Increment();
+}
+
+void Metrics::CountLimitHit(const std::string& limit) { limits_hit_.Add({{"limit", limit}}).Increment(); }
 
 void Metrics::ObserveRpcDuration(RpcMethod method, double seconds) {
   rpc_seconds_[static_cast<size_t>(method)]->Observe(seconds);

@@ -59,6 +59,8 @@ struct MetricInfo {
     "Memory that is granted to resident weight sets and to loads under way.")                                       \
   X(kDeviceReservedBytes, "weightbroker_device_reserved_bytes", kGauge, "device",                                   \
     "The same of each device that the service has: host, or a GPU by its UUID.")                                    \
+  X(kQuarantinedShards, "weightbroker_quarantined_shards", kGauge, "",                                              \
+    "Resident shards in quarantine: found damaged, or on a GPU that was found faulty. None of them is exported.")   \
   X(kLeases, "weightbroker_leases", kGauge, "", "Leases that engines hold now.")                                    \
   X(kOpenConnections, "weightbroker_open_connections", kGauge, "", "Open gRPC connections.")                        \
   X(kLoadsTotal, "weightbroker_loads_total", kCounter, "result",                                                    \
@@ -93,6 +95,19 @@ struct MetricInfo {
     "Time that a call took; of Export, until the manifest was sent.")                                               \
   X(kConnectionsRefusedTotal, "weightbroker_connections_refused_total", kCounter, "reason",                         \
     "Connections refused or dropped before they reached gRPC, and tickets refused.")                                \
+  X(kScrubsTotal, "weightbroker_scrubs_total", kCounter, "result",                                                  \
+    "Shards whose bytes were to be checked: intact, damaged, not_checked (the check itself failed).")               \
+  X(kScrubbedBytesTotal, "weightbroker_scrubbed_bytes_total", kCounter, "", "Bytes that scrubs have read.")         \
+  X(kIntegrityFailuresTotal, "weightbroker_integrity_failures_total", kCounter, "",                                 \
+    "Tensors that a scrub found to differ from their digest.")                                                      \
+  X(kDamageReportsTotal, "weightbroker_damage_reports_total", kCounter, "result",                                   \
+    "Reports of engines that bytes differ: scrubbed (a scrub answers it), ignored (one had just been made).")       \
+  X(kDeviceFaultsTotal, "weightbroker_device_faults_total", kCounter, "gpu_uuid,kind",                              \
+    "Faults of GPUs that put their shards in quarantine: xid, double_bit_ecc.")                                     \
+  X(kDeviceEventsUnwatched, "weightbroker_device_events_unwatched", kGauge, "",                                     \
+    "1 if faults of GPUs are not noticed, because there is no NVML or it has no events; else 0.")                   \
+  X(kLimitsHitTotal, "weightbroker_limits_hit_total", kCounter, "limit",                                            \
+    "Calls and connections refused because their user was at a limit, by the limit's flag.")                        \
   X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
     "Log lines that the broker dropped because whoever reads its stderr did not keep up.")                          \
   WEIGHTBROKER_DETAIL_METRICS(X)
@@ -117,16 +132,19 @@ enum class RpcMethod {
   kUnregister,
   kHealthCheck,
   kHealthWatch,
+  kScrub,
+  kReportDamage,
   kSetAlias,
   kDeleteAlias,
 };
-inline constexpr size_t kRpcMethodCount = 12;
+inline constexpr size_t kRpcMethodCount = 14;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
 enum class LoadResult { kResident, kFailed, kStalled, kCancelled };
 enum class AdoptionResult { kAdopted, kRestarted, kDropped };
 enum class ExportResult { kGranted, kRenewed, kLooked, kRefused };
+enum class ScrubOutcome { kIntact, kDamaged, kNotChecked };
 
 // What is read at the moment of a scrape.
 struct GaugeValues {
@@ -137,6 +155,8 @@ struct GaugeValues {
   int64_t publisher_writable_shards = 0;
   int pinned_weight_sets = 0;
   int aliases = 0;
+  int64_t quarantined_shards = 0;
+  bool device_events_unwatched = false;
   int64_t reserved_bytes = 0;
   std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
@@ -167,6 +187,10 @@ class Metrics {
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
   void CountConnectionRefused(const std::string& reason);
+  void CountScrub(ScrubOutcome outcome, int64_t checked_bytes, int64_t damaged_tensors);
+  void CountDamageReport(bool scrubbed);
+  void CountDeviceFault(const std::string& gpu_uuid, const std::string& kind);
+  void CountLimitHit(const std::string& limit);
   void ObserveRpcDuration(RpcMethod method, double seconds);
   void CountRpc(RpcMethod method, absl::StatusCode code);
   OutcomeMetrics& outcomes() { return outcomes_; }
@@ -202,6 +226,12 @@ class Metrics {
   Counters& mismatches_;
   Counters& rpcs_;
   Counters& connections_refused_;
+  Counters& scrubs_;
+  Counters& scrubbed_bytes_;
+  Counters& integrity_failures_;
+  Counters& damage_reports_;
+  Counters& device_faults_;
+  Counters& limits_hit_;
   OutcomeMetrics outcomes_;
   prometheus::Histogram* load_seconds_ = nullptr;
   std::array<prometheus::Histogram*, kRpcMethodCount> rpc_seconds_ = {};

@@ -35,7 +35,7 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
 }  // namespace
 
 void RegisterCall::Start() {
-  absl::Status status = record().CheckCaller();
+  absl::Status status = record().CheckCaller(request_.has_publish() ? Operation::kPublish : Operation::kRegister);
   if (status.ok() && !context_.workers->TrySubmit([self = Self()] { self->Run(); })) status = WorkersBusyError();
   if (!status.ok()) End(status);
 }
@@ -55,8 +55,9 @@ absl::StatusOr<v1::RegisterPlan> RegisterCall::PlanOnly() const {
 }
 
 void RegisterCall::Run() {
-  if (request_.dry_run()) return AnswerDryRun();
-  absl::StatusOr<WeightSetRef> set = FindOrLoad();
+  const absl::Status in_time = record().CheckInTime();
+  if (in_time.ok() && request_.dry_run()) return AnswerDryRun();
+  absl::StatusOr<WeightSetRef> set = in_time.ok() ? FindOrLoad() : absl::StatusOr<WeightSetRef>(in_time);
   if (!set.ok()) {
     context_.metrics->outcomes().CountRegistration(Registration::kRefused);
     End(set.status());
@@ -109,10 +110,13 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
     found = context_.loads->Load(std::move(wanted));
   }
   ASSIGN_OR_RETURN(WeightSetRef set, std::move(found));
+  NameObject(set->fingerprint().hash);
+  RETURN_IF_ERROR(context_.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
   if (IsEngineLayout(resolved.spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
   context_.metrics->outcomes().CountRegistration(registration);
+  record().AuditDone(set->fingerprint().hash);
   Log(LogLevel::kInfo, "register",
       {{"fingerprint", set->fingerprint().hash},
        {"model", set->spec().model()},

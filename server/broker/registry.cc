@@ -430,6 +430,8 @@ absl::StatusOr<size_t> Registry::FindShard(const WeightSetEntry& set, int32_t ra
       std::find_if(set.shards_.begin(), set.shards_.end(), [rank](const auto& shard) { return shard->rank == rank; });
   if (found == set.shards_.end()) return RankMissingError(set, rank);
   const Shard& shard = **found;
+  const auto index = static_cast<size_t>(found - set.shards_.begin());
+  if (!set.quarantines_[index].empty()) return QuarantinedError(set, rank, set.quarantines_[index]);
   if (!kinds.empty() && std::find(kinds.begin(), kinds.end(), shard.handle_kind) == kinds.end()) {
     const std::string wanted = JoinHandleKinds(kinds);
     return MakeError(Reason::kHandleKindUnsupported,
@@ -437,11 +439,11 @@ absl::StatusOr<size_t> Registry::FindShard(const WeightSetEntry& set, int32_t ra
                                   ", fixed when it was registered, but the caller can map only ", wanted),
                      {{"handle_kind", HandleKindName(shard.handle_kind)}, {"wanted", wanted}});
   }
-  return static_cast<size_t>(found - set.shards_.begin());
+  return index;
 }
 
 absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
-                                        LeaseEnded on_ended) {
+                                        LeaseEnded on_ended, LeaseEnded on_quarantined) {
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const size_t index, FindShard(*set, rank, kinds));
   Lease lease;
@@ -450,7 +452,7 @@ absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, c
   lease.generation_ = set->residency_.generation;
   lease.set_ = set;
   lease.shard_ = set->shards_[index];
-  leases_[lease.id_] = {set, index, std::move(on_ended)};
+  leases_[lease.id_] = {set, index, std::move(on_ended), std::move(on_quarantined)};
   ++set->lease_counts_[index];
   NoteUse(*set);
   return lease;
@@ -584,6 +586,7 @@ void Registry::GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) {
   // Closing the last descriptor of a slab frees its pages, which takes the kernel a good part of a second for 8 GiB:
   // not under the lock, but when the callbacks go.
   callbacks->push_back([shards = std::exchange(set.shards_, {})] {});
+  set.quarantines_.clear();
   Reserve(set, {});
 }
 

@@ -81,8 +81,9 @@ class WeightSetEntry {
   int64_t done_bytes_ = 0;
   absl::Status failure_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank, every one held here; while RESIDENT or DRAINING
+  std::vector<std::string> quarantines_;              // of each of them: why it is in quarantine; empty if it is not
   std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
-  bool vault_is_busy_ = false;                        // with this set's shards, for whoever set it
+  bool vault_is_busy_ = false;                        // with this set's shards, for a release, a pin or a quarantine
   bool vault_has_forgotten_ = false;                  // its shards: what is left of them is the leases'
   bool pinned_ = false;                               // never evicted
   bool kept_pinned_ = false;                          // the vault knows that it is pinned
@@ -114,6 +115,7 @@ struct RegistryTotals {
   int64_t resident_shards = 0;
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
+  int64_t quarantined_shards = 0;
   int64_t publisher_writable_shards = 0;  // on GPUs, whose publishers have not exited yet
   int64_t reserved_bytes = 0;
   std::map<std::string, int64_t> reserved_by_device;
@@ -324,14 +326,36 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   // Takes a lease on the shard of `rank`. Fails with STILL_LOADING (and the progress), NOT_RESIDENT, DRAINING,
   // RANK_OUT_OF_RANGE, RANK_NOT_HERE if the set has such a rank and this service does not hold it, or
-  // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's. `on_ended` is called at most once, if the
-  // lease ends before it is dropped or the service drains.
+  // HANDLE_KIND_UNSUPPORTED if `kinds` is not empty and lacks the shard's, QUARANTINED. `on_ended` is called at most
+  // once, if the lease ends before it is dropped or the service drains; `on_quarantined` at most once, if the shard is
+  // put in quarantine while the lease is held.
   absl::StatusOr<Lease> Acquire(const WeightSetRef& set, int32_t rank, const std::vector<v1::HandleKind>& kinds,
-                                LeaseEnded on_ended);
+                                LeaseEnded on_ended, LeaseEnded on_quarantined = nullptr);
 
   // The shard without a lease, refused as Acquire would.
   absl::StatusOr<std::shared_ptr<const Shard>> Look(const WeightSetRef& set, int32_t rank,
                                                     const std::vector<v1::HandleKind>& kinds) const;
+
+  // ---- Quarantine. registry_quarantine.cc
+
+  // Puts a resident shard in quarantine, for good: nobody gets a lease on it any more, whoever holds one is told, and
+  // the vault keeps that it is so. False if there is no such shard, or it is in quarantine already. If the vault fails
+  // the shard is in quarantine nevertheless, and `kept` says so.
+  struct QuarantineResult {
+    bool is_new = false;
+    absl::Status kept;
+  };
+  QuarantineResult Quarantine(const WeightSetRef& set, int32_t rank, const std::string& why);
+
+  // QUARANTINED, naming rank and cause, if any shard of the set is.
+  absl::Status CheckNotQuarantined(const WeightSetRef& set) const;
+
+  // The resident shards that are not in quarantine, of all sets or those of one; on one device if that is not empty.
+  struct PlacedShard {
+    WeightSetRef set;
+    std::shared_ptr<const Shard> shard;
+  };
+  std::vector<PlacedShard> HealthyShards(const WeightSetRef& of_set = nullptr, const std::string& device = "") const;
 
   // ---- Ending sets.
 
@@ -396,6 +420,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
     WeightSetRef set;
     size_t shard_index = 0;  // into its shards_
     LeaseEnded on_ended;
+    LeaseEnded on_quarantined;
     std::string alias = {};  // that it was taken by; empty for none
     Superseded on_superseded = {};
   };

@@ -89,6 +89,10 @@ absl::StatusOr<KeptAlias> Registry::PrepareAlias(const AliasChange& change) cons
   if (draining_) return DrainingError();
   if (change.set->state_ != v1::WEIGHT_SET_STATE_RESIDENT)
     return NotResidentError(*change.set, ViewLocked(*change.set));
+  for (size_t i = 0; i < change.set->quarantines_.size(); ++i) {
+    const std::string& why = change.set->quarantines_[i];
+    if (!why.empty()) return QuarantinedError(*change.set, change.set->shards_[i]->rank, why);
+  }
   KeptAlias alias{change.name, change.set->fingerprint().hash, "", options_.clock->WallNow()};
   const auto found = aliases_.find(change.name);
   // What is so already is left so, whatever is expected: a call may be made again whose answer was lost.

@@ -24,6 +24,7 @@ absl::Status NotResidentError(const WeightSetEntry& set, const WeightSetView& vi
 std::map<std::string, int64_t> BytesByDevice(const MemoryPlan& plan);
 absl::Status CheckPlan(const MemoryPlan& plan);
 
+absl::Status QuarantinedError(const WeightSetEntry& set, int32_t rank, const std::string& why);
 absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view);
 
 }  // namespace weightbroker::registry_internal

@@ -136,6 +136,7 @@ void Registry::PlaceShards(WeightSetEntry& set, const Residency& residency, Shar
   for (const auto& shard : shards) bytes[shard->device] += shard->size_bytes;
   Reserve(set, std::move(bytes));
   set.lease_counts_.assign(shards.size(), 0);
+  set.quarantines_.assign(shards.size(), "");
   set.shards_ = std::move(shards);
   set.done_bytes_ = set.read_bytes_;
   set.residency_ = residency;
@@ -159,6 +160,10 @@ absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
     set->read_bytes_ = adopted.residency.read_bytes;
     set->adopt_time_ = options_.clock->WallNow();
     PlaceShards(*set, adopted.residency, std::move(adopted.shards));
+    for (size_t i = 0; i < set->shards_.size(); ++i) {
+      const auto why = adopted.quarantines.find(set->shards_[i]->rank);
+      if (why != adopted.quarantines.end()) set->quarantines_[i] = why->second;
+    }
     sets_.push_back(set);
     CollectObservers(*set, &callbacks);
   }
@@ -289,6 +294,7 @@ absl::Status Registry::KeepPin(const WeightSetRef& set) {
   NewWeightSet kept = set->request_;
   Residency residency;
   ShardList shards;
+  std::vector<std::string> quarantines;
   {
     MutexLock lock(mutex_);
     while (set->vault_is_busy_) vault_done_.Wait(mutex_);
@@ -297,10 +303,12 @@ absl::Status Registry::KeepPin(const WeightSetRef& set) {
     kept.pinned = set->pinned_;
     residency = set->residency_;
     shards = set->shards_;
+    quarantines = set->quarantines_;
   }
   absl::Status status;
-  for (const auto& shard : shards) {
-    status.Update(options_.vault->Keep({kept, residency, *shard, static_cast<int32_t>(shards.size())}));
+  const auto rank_count = static_cast<int32_t>(shards.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    status.Update(options_.vault->Keep({kept, residency, *shards[i], rank_count, quarantines[i]}));
   }
   MutexLock lock(mutex_);
   set->vault_is_busy_ = false;

@@ -1,5 +1,6 @@
 // What the registry shows of itself.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace {
 // By the process that has published it.
 bool MayBeWritten(const Shard& shard) { return shard.publisher != nullptr && shard.publisher->may_run(); }
 
-void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
+void DescribeShard(const Shard& shard, int lease_count, const std::string& quarantine, v1::Shard* proto) {
   proto->set_rank(shard.rank);
   proto->set_device(shard.device);
   proto->set_handle_kind(shard.handle_kind);
@@ -24,6 +25,7 @@ void DescribeShard(const Shard& shard, int lease_count, v1::Shard* proto) {
   proto->set_tensor_count(shard.tensor_count);
   *proto->mutable_slabs() = {shard.slabs.begin(), shard.slabs.end()};
   proto->set_lease_count(lease_count);
+  proto->set_quarantine(quarantine);
   if (const absl::Status exportable = CheckExportable(shard); !exportable.ok()) {
     proto->set_export_refusal(std::string(exportable.message()));
   }
@@ -99,7 +101,7 @@ v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   *proto.mutable_spec() = set.spec();
   *proto.mutable_environment() = set.environment();
   for (size_t i = 0; i < set.shards_.size(); ++i) {
-    DescribeShard(*set.shards_[i], set.lease_counts_[i], proto.add_shards());
+    DescribeShard(*set.shards_[i], set.lease_counts_[i], set.quarantines_[i], proto.add_shards());
   }
   SetTimestamp(set.residency_.register_time, proto.mutable_register_time());
   if (set.residency_.resident_time != std::chrono::system_clock::time_point()) {
@@ -147,6 +149,8 @@ RegistryTotals Registry::Totals() const {
   for (const WeightSetRef& set : sets_) {
     ++totals.sets_by_state[set->state_];
     totals.pinned_sets += set->pinned_ ? 1 : 0;
+    totals.quarantined_shards += std::count_if(set->quarantines_.begin(), set->quarantines_.end(),
+                                               [](const std::string& why) { return !why.empty(); });
     totals.resident_shards += static_cast<int64_t>(set->shards_.size());
     for (const auto& shard : set->shards_) {
       totals.resident_bytes += shard->size_bytes;

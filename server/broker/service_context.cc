@@ -9,6 +9,7 @@ namespace weightbroker {
 // A set that failed does not count as asked for any more: whoever asked has been told.
 v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals) {
   if (totals.draining) return v1::HealthResponse::STATUS_DRAINING;
+  if (totals.quarantined_shards > 0) return v1::HealthResponse::STATUS_QUARANTINED;
   if (totals.CountLoads() > 0) return v1::HealthResponse::STATUS_LOADING;
   if (totals.CountResident() > 0) return v1::HealthResponse::STATUS_READY;
   return v1::HealthResponse::STATUS_IDLE;

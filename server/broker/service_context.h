@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/broker/client_limits.h"
 #include "server/broker/clock.h"
 #include "server/broker/device_catalog.h"
 #include "server/broker/health_facts.h"
@@ -20,7 +21,10 @@
 #include "server/broker/publication_manager.h"
 #include "server/broker/publish_gate.h"
 #include "server/broker/registry.h"
+#include "server/broker/scrub_manager.h"
+#include "server/broker/stream_watch.h"
 #include "server/broker/worker_pool.h"
+#include "server/endpoint/access.h"
 #include "server/endpoint/peer.h"
 #include "server/endpoint/ticket_box.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
@@ -51,6 +55,11 @@ struct ServiceContext {
   bool exports_unverified = false;  // what is resident, when its files are gone
   std::chrono::system_clock::time_point start_time;
   std::chrono::milliseconds ticket_lifetime{60'000};
+  ScrubManager* scrubs = nullptr;
+  ClientLimits* limits = nullptr;       // null: none
+  StreamWatch* stream_watch = nullptr;  // null: none
+  AccessPolicy access = {};
+  std::chrono::milliseconds call_deadline{0};  // for a call to get its turn; 0: none
   // The caller behind ServerContext::peer(); nullopt for a connection that the endpoint did not accept.
   std::function<std::optional<Peer>(const std::string& grpc_peer)> find_peer;
 };

@@ -10,8 +10,10 @@
 // and End do nothing. Callbacks that may outlive the call hold it weakly.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -20,18 +22,34 @@
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
 #include "server/broker/call_record.h"
+#include "server/broker/stream_watch.h"
 
 namespace weightbroker {
 
 template <typename Message>
-class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_shared_from_this<StreamCall<Message>> {
+class StreamCall : public grpc::ServerWriteReactor<Message>,
+                   public WatchedStream,
+                   public std::enable_shared_from_this<StreamCall<Message>> {
  public:
   explicit StreamCall(CallRecord record) : record_(std::move(record)) {}
 
-  // Gives the call to gRPC, which keeps it until it is over.
-  grpc::ServerWriteReactor<Message>* Attach() {
+  // Gives the call to gRPC, which keeps it until it is over. It is cut off if its caller does not read.
+  grpc::ServerWriteReactor<Message>* Attach(grpc::CallbackServerContext* grpc_context) {
     self_ = this->shared_from_this();
+    {
+      MutexLock lock(mutex_);
+      grpc_context_ = grpc_context;
+    }
+    record_.Watch(self_);
     return this;
+  }
+
+  bool CutIfStuck(std::chrono::steady_clock::time_point now, std::chrono::milliseconds limit) override {
+    MutexLock lock(mutex_);
+    if (!writing_ || cut_ || grpc_context_ == nullptr || now - write_start_ < limit) return false;
+    cut_ = true;
+    grpc_context_->TryCancel();
+    return true;
   }
 
  protected:
@@ -82,6 +100,12 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
 
   const CallRecord& record() const { return record_; }
 
+  // What the call is about, for the audit line of its end.
+  void NameObject(const std::string& object) {
+    MutexLock lock(mutex_);
+    record_.SetObject(object);
+  }
+
  private:
   struct Waiting {
     Message message;
@@ -105,6 +129,10 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   }
 
   void OnDone() final {
+    {
+      MutexLock lock(mutex_);
+      grpc_context_ = nullptr;
+    }
     const auto self = std::move(self_);  // destroys the call on return, unless somebody else still holds it
   }
 
@@ -119,6 +147,7 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
       current_ = std::move(waiting_.front().message);
       waiting_.pop_front();
       writing_ = true;
+      write_start_ = std::chrono::steady_clock::now();
       this->StartWrite(&current_);
     } else if (end_.has_value()) {
       finished_ = true;
@@ -135,6 +164,9 @@ class StreamCall : public grpc::ServerWriteReactor<Message>, public std::enable_
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
   Message current_;  // being written while writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point write_start_ ABSL_GUARDED_BY(mutex_);
+  grpc::CallbackServerContext* grpc_context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // until the call is over
+  bool cut_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool observes_first_idle_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);

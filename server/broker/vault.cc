@@ -1,6 +1,12 @@
 #include "server/broker/vault.h"
 
 namespace weightbroker {
+
+const std::string& NotInQuarantine() {
+  static const std::string* const kNothing = new std::string();
+  return *kNothing;
+}
+
 namespace {
 
 class EmptyVault : public ShardVault {

@@ -37,6 +37,7 @@ struct Adoption {
     NewWeightSet request;
     std::vector<std::shared_ptr<const Shard>> shards;  // by rank, every one of them
     Residency residency;
+    std::map<int32_t, std::string> quarantines = {};  // by rank, of shards in quarantine: why
   };
   struct Load {
     NewWeightSet request;
@@ -50,12 +51,16 @@ struct Adoption {
   int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
 };
 
+// The empty string. Never deleted.
+const std::string& NotInQuarantine();
+
 // One shard with all that it is part of.
 struct ShardToKeep {
   const NewWeightSet& set;
   const Residency& residency;
   const Shard& shard;
   int32_t rank_count;
+  const std::string& quarantine = NotInQuarantine();  // why it is; empty if it is not
 };
 
 class ShardVault {

@@ -5,6 +5,10 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/plan/plan.h"
 #include "server/broker/call_record.h"
@@ -32,7 +36,7 @@ grpc::ServerWriteReactor<v1::RegisterResponse>* WeightBrokerServiceImpl::Registe
     grpc::CallbackServerContext* grpc_context, const v1::RegisterRequest* request) {
   const auto call = std::make_shared<RegisterCall>(
       context_, CallRecord(context_, RpcMethod::kRegister, grpc_context->peer()), *request);
-  auto* const reactor = call->Attach();
+  auto* const reactor = call->Attach(grpc_context);
   call->Start();
   return reactor;
 }
@@ -41,7 +45,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* WeightBrokerServiceImpl::Export(grpc
                                                                             const grpc::ByteBuffer* request) {
   const auto call =
       std::make_shared<ExportCall>(context_, CallRecord(context_, RpcMethod::kExport, grpc_context->peer()), *request);
-  auto* const reactor = call->Attach();
+  auto* const reactor = call->Attach(grpc_context);
   call->Start();
   return reactor;
 }
@@ -57,7 +61,9 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Fingerprint(grpc::CallbackSer
   }
   // Request and response live until Finish, also when the caller leaves.
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
-    reactor->Finish(record->End(AnswerFingerprint(*request, response)));
+    absl::Status status = record->CheckInTime();
+    if (status.ok()) status = AnswerFingerprint(*request, response);
+    reactor->Finish(record->End(status));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;
@@ -161,11 +167,47 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Health(grpc::CallbackServerCo
     return reactor;
   }
   const bool taken = context_.health_worker->TrySubmit([this, reactor, record, response] {
-    FillHealth(context_.health_facts->Get(), response);
-    reactor->Finish(record->End(absl::OkStatus()));
+    const absl::Status status = record->CheckInTime();
+    if (status.ok()) FillHealth(context_.health_facts->Get(), response);
+    reactor->Finish(record->End(status));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;
+}
+
+grpc::ServerUnaryReactor* WeightBrokerServiceImpl::ReportDamage(grpc::CallbackServerContext* grpc_context,
+                                                                const v1::ReportDamageRequest* request,
+                                                                v1::ReportDamageResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  CallRecord record(context_, RpcMethod::kReportDamage, grpc_context->peer());
+  absl::Status status = record.CheckCaller();
+  if (status.ok()) {
+    record.SetObject(request->fingerprint());
+    status = AnswerReport(*request, record.peer(), response);
+  }
+  reactor->Finish(record.End(status));
+  return reactor;
+}
+
+// What an engine says proves nothing: whoever could have a set put out of service by a word could stop all engines.
+absl::Status WeightBrokerServiceImpl::AnswerReport(const v1::ReportDamageRequest& request, const Peer& peer,
+                                                   v1::ReportDamageResponse* response) const {
+  const WeightSetRef set = context_.registry->Find(request.fingerprint());
+  if (set == nullptr || context_.registry->View(set).generation != request.generation()) {
+    return MakeError(Reason::kNotResident, "the weight set that is said to be damaged is not resident",
+                     {{"fingerprint", Printable(request.fingerprint())}});
+  }
+  RETURN_IF_ERROR(context_.registry->Look(set, request.rank(), {}).status());
+  response->set_scrub_started(context_.scrubs->Report({set, request.rank()}));
+  context_.metrics->CountDamageReport(response->scrub_started());
+  Log(LogLevel::kWarning, "damage.reported",
+      {{"fingerprint", set->fingerprint().hash},
+       {"rank", absl::StrCat(request.rank())},
+       {"tensor", Printable(request.tensor())},
+       {"scrub_started", response->scrub_started() ? "true" : "false"},
+       {"uid", absl::StrCat(peer.uid)},
+       {"peer_pid", absl::StrCat(peer.pid)}});
+  return absl::OkStatus();
 }
 
 void WeightBrokerServiceImpl::FillHealth(const HealthFacts::Facts& facts, v1::HealthResponse* response) const {

@@ -13,10 +13,11 @@
 namespace weightbroker {
 
 // Export is raw, because its messages are serialized already; the others are typed. Reflection sees no difference.
-using WeightBrokerServiceBase = v1::WeightBrokerService::WithCallbackMethod_Register<
-    v1::WeightBrokerService::WithCallbackMethod_Fingerprint<v1::WeightBrokerService::WithRawCallbackMethod_Export<
-        v1::WeightBrokerService::WithCallbackMethod_AllocateSlabs<v1::WeightBrokerService::WithCallbackMethod_Commit<
-            v1::WeightBrokerService::WithCallbackMethod_Health<v1::WeightBrokerService::Service>>>>>>;
+using WeightBrokerServiceBase =
+    v1::WeightBrokerService::WithCallbackMethod_Register<v1::WeightBrokerService::WithCallbackMethod_Fingerprint<
+        v1::WeightBrokerService::WithRawCallbackMethod_Export<v1::WeightBrokerService::WithCallbackMethod_AllocateSlabs<
+            v1::WeightBrokerService::WithCallbackMethod_Commit<v1::WeightBrokerService::WithCallbackMethod_Health<
+                v1::WeightBrokerService::WithCallbackMethod_ReportDamage<v1::WeightBrokerService::Service>>>>>>>;
 
 class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
  public:
@@ -37,8 +38,13 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
                                                      v1::CommitResponse* response) override;
   grpc::ServerUnaryReactor* Health(grpc::CallbackServerContext* grpc_context, const v1::HealthRequest* request,
                                    v1::HealthResponse* response) override;
+  grpc::ServerUnaryReactor* ReportDamage(grpc::CallbackServerContext* grpc_context,
+                                         const v1::ReportDamageRequest* request,
+                                         v1::ReportDamageResponse* response) override;
 
  private:
+  absl::Status AnswerReport(const v1::ReportDamageRequest& request, const Peer& peer,
+                            v1::ReportDamageResponse* response) const;
   absl::Status AnswerFingerprint(const v1::FingerprintRequest& request, v1::FingerprintResponse* response) const;
   absl::Status AnswerFingerprintOfAlias(const std::string& alias, v1::FingerprintResponse* response) const;
   absl::StatusOr<weightbroker::Fingerprint> FingerprintFor(const v1::FingerprintRequest& request,

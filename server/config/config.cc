@@ -136,6 +136,53 @@ absl::Status ReadKeeper(const FlagReader& flags, BrokerConfig* config) {
   return ReadOptionalNumber(flags, "check_resume", 1, &config->check_resume);
 }
 
+absl::Status ReadUsers(const FlagReader& flags, const std::string& prefix, std::set<uid_t>* uids,
+                       std::set<gid_t>* gids) {
+  RETURN_IF_ERROR(flags.Parse((prefix + "_uids").c_str(), ParseUser, [uids](uid_t uid) { uids->insert(uid); }));
+  return flags.Parse((prefix + "_gids").c_str(), ParseGroup, [gids](gid_t gid) { gids->insert(gid); });
+}
+
+absl::Status ReadAccess(const FlagReader& flags, AccessPolicy* access) {
+  RETURN_IF_ERROR(ReadUsers(flags, "allowed", &access->allowed_uids, &access->allowed_gids));
+  for (size_t i = 0; i < kOperationCount; ++i) {
+    UserList& list = access->operations[i];
+    RETURN_IF_ERROR(ReadUsers(flags, OperationName(static_cast<Operation>(i)), &list.uids, &list.gids));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadIntegrity(const FlagReader& flags, BrokerConfig* config) {
+  RETURN_IF_ERROR(flags.Parse("scrub_interval", ParseDuration,
+                              [config](std::chrono::milliseconds time) { config->scrub_interval = time; }));
+  return flags.Parse("scrub_bandwidth", ParseByteCount,
+                     [config](int64_t bytes) { config->scrub_bytes_per_second = bytes; });
+}
+
+// A size that an int holds, which is what gRPC takes.
+absl::Status ReadSize(const FlagReader& flags, const char* flag, int64_t most, int* out) {
+  return flags.ForEach(flag, [=](const std::string& text) -> absl::Status {
+    ASSIGN_OR_RETURN(const int64_t bytes, ParseByteCount(text));
+    if (bytes < 1024 || bytes > most) {
+      return absl::InvalidArgumentError(absl::StrCat(bytes, " bytes; 1024 to ", most, " are allowed"));
+    }
+    *out = static_cast<int>(bytes);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ReadCaps(const FlagReader& flags, BrokerConfig* config) {
+  using std::chrono::milliseconds;
+  RETURN_IF_ERROR(flags.ParseInt("max_connections_per_uid", 0, 1'000'000, &config->max_connections_per_uid));
+  RETURN_IF_ERROR(flags.ParseInt("max_streams_per_connection", 1, 1'000'000, &config->max_streams_per_connection));
+  RETURN_IF_ERROR(flags.ParseInt("max_calls_per_uid", 0, 1'000'000, &config->max_calls_per_uid));
+  RETURN_IF_ERROR(ReadSize(flags, "max_request", int64_t{64} << 20, &config->max_request_bytes));
+  RETURN_IF_ERROR(ReadSize(flags, "max_metadata", int64_t{1} << 20, &config->max_metadata_bytes));
+  RETURN_IF_ERROR(
+      flags.Parse("call_deadline", ParseDuration, [config](milliseconds time) { config->call_deadline = time; }));
+  return flags.Parse("write_timeout", ParsePositiveDuration,
+                     [config](milliseconds time) { config->write_timeout = time; });
+}
+
 absl::Status AddModelRoot(const std::string& text, BrokerConfig* config) {
   ASSIGN_OR_RETURN(auto root, ParseModelRoot(text));
   for (const ConfiguredModelRoot& other : config->model_roots) {
@@ -178,8 +225,9 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(ReadDevices(flags, &config));
   RETURN_IF_ERROR(ReadSocket(flags, &config));
   RETURN_IF_ERROR(ReadListenFd(flags, &config));
-  RETURN_IF_ERROR(flags.Parse("allowed_uids", ParseUser, [&](uid_t uid) { config.allowed_uids.insert(uid); }));
-  RETURN_IF_ERROR(flags.Parse("allowed_gids", ParseGroup, [&](gid_t gid) { config.allowed_gids.insert(gid); }));
+  RETURN_IF_ERROR(ReadAccess(flags, &config.access));
+  RETURN_IF_ERROR(ReadIntegrity(flags, &config));
+  RETURN_IF_ERROR(ReadCaps(flags, &config));
   RETURN_IF_ERROR(flags.ForEach("model_roots", [&](const std::string& text) { return AddModelRoot(text, &config); }));
   RETURN_IF_ERROR(
       flags.Parse("memory_limit", ParseMemoryLimit, [&](MemoryLimit limit) { config.memory_limit = limit; }));

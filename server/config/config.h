@@ -22,6 +22,7 @@
 #include "common/base/log.h"
 #include "common/base/log_format.h"
 #include "server/config/values.h"
+#include "server/endpoint/access.h"
 
 namespace weightbroker {
 
@@ -37,8 +38,7 @@ struct BrokerConfig {
   mode_t socket_mode = 0660;
   std::optional<gid_t> socket_group;
 
-  std::set<uid_t> allowed_uids;  // for AccessPolicy
-  std::set<gid_t> allowed_gids;
+  AccessPolicy access;
 
   std::vector<ConfiguredModelRoot> model_roots;  // in their order; no name and no path twice
   std::vector<std::string> devices;              // GPUs by ordinal or UUID, or "all" or "host" alone; never empty
@@ -56,6 +56,15 @@ struct BrokerConfig {
   std::vector<EngineMethod> publish_quantizations;
   bool exports_unverified = false;
   std::chrono::milliseconds loader_stall_timeout{600'000};  // 0: never
+  std::chrono::milliseconds scrub_interval{0};              // 0: never
+  int64_t scrub_bytes_per_second = 0;                       // 0: no cap
+  int max_connections_per_uid = 512;                        // 0: no limit, as for the next but one
+  int max_streams_per_connection = 1024;
+  int max_calls_per_uid = 4096;
+  int max_request_bytes = 1 << 20;
+  int max_metadata_bytes = 8 << 10;
+  std::chrono::milliseconds call_deadline{60'000};  // 0: none
+  std::chrono::milliseconds write_timeout{30'000};
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
 

@@ -34,6 +34,16 @@ constexpr FlagRow kRows[] = {
      "Users who may connect, by name or number, besides root and the service's own. Default, if allowed_gids is empty "
      "too: whoever the socket's mode lets in"},
     {"allowed_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may connect, by name or number"},
+    {"read_uids", kList, kEverywhere, "USER,...", "",
+     "Users who may read (Export, Fingerprint, Health, ListWeightSets), by name or number, besides root and the "
+     "service's own. Default, if read_gids is empty too: whoever may connect"},
+    {"read_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may read, by name or number"},
+    {"register_uids", kList, kEverywhere, "USER,...", "", "The same for who may have weights loaded (Register)"},
+    {"register_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
+    {"publish_uids", kList, kEverywhere, "USER,...", "", "The same for who may publish weights"},
+    {"publish_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
+    {"admin_uids", kList, kEverywhere, "USER,...", "", "The same for who may administer (Unregister, Scrub)"},
+    {"admin_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
     {"model_roots", kRepeated, kEverywhere, "NAME=/PATH", "",
      "Folders under which models may lie; whoever may connect may load what is there. A spec says NAME:relative/path "
      "or "
@@ -75,6 +85,23 @@ constexpr FlagRow kRows[] = {
     {"loader_stall_timeout", kText, kEverywhere, "TIME", "10m",
      "A loader that makes no progress for so long (reads no byte and ends no phase) is killed, and its load fails; 0s: "
      "never"},
+    {"scrub_interval", kText, kEverywhere, "TIME", "0s",
+     "How long after a check of all resident bytes against their digests the next one starts: a number with ms, s or "
+     "m; "
+     "0s: never"},
+    {"scrub_bandwidth", kText, kEverywhere, "BYTES", "0",
+     "The most bytes a second that such a check reads; 0: as fast as it goes"},
+    {"max_connections_per_uid", kText, kEverywhere, "N", "512",
+     "gRPC connections that one user may have open; 0: no limit"},
+    {"max_streams_per_connection", kText, kEverywhere, "N", "1024", "Calls that one connection may have under way"},
+    {"max_calls_per_uid", kText, kEverywhere, "N", "4096",
+     "Calls that one user may have under way, leases among them; 0: no limit"},
+    {"max_request", kText, kEverywhere, "BYTES", "1MiB", "The longest request, at most 64MiB"},
+    {"max_metadata", kText, kEverywhere, "BYTES", "8KiB", "The longest metadata of a call, at most 1MiB"},
+    {"call_deadline", kText, kEverywhere, "TIME", "60s",
+     "How long a call may wait for its turn before it is refused, and a Commit may take to say all; 0s: for ever"},
+    {"write_timeout", kText, kEverywhere, "TIME", "30s",
+     "A call whose caller does not read what is sent to it for so long is cut off"},
     {"log_level", kText, kEverywhere, "LEVEL", "info", "debug, info, warning or error"},
     {"log_format", kText, kEverywhere, "FORMAT", "text", "text: logfmt, or json: one JSON object a line"},
     {"broker_path", kText, kEverywhere, "PATH", "",

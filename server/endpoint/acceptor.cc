@@ -260,6 +260,10 @@ class Acceptor::Loop {
   }
 
   void OnHttp2(Connections::iterator it) {
+    if (it->second.access.ok() && options_.admit_http2) {
+      it->second.access = options_.admit_http2(it->second.peer);
+      if (!it->second.access.ok()) Refused(refusal::kTooManyConnections, it->second.peer);
+    }
     if (!it->second.access.ok()) return StartRefusal(it);
     Connection connection = Take(it);
     options_.serve_http2(std::move(connection.fd), connection.peer);

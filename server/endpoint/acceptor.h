@@ -29,9 +29,10 @@ namespace refusal {
 inline constexpr char kAccessDenied[] = "access_denied";          // not in the access policy
 inline constexpr char kHandshakeTimeout[] = "handshake_timeout";  // said too little for too long
 inline constexpr char kHandshakeGarbage[] = "handshake_garbage";  // neither HTTP/2 nor a ticket request, or half of one
-inline constexpr char kTooManyHandshakes[] = "too_many_handshakes";  // the oldest, when there were too many
-inline constexpr char kTicketInvalid[] = "ticket_invalid";           // unknown, used, expired, or another user's
-inline constexpr char kReplyTimeout[] = "reply_timeout";             // did not take its descriptors in time
+inline constexpr char kTooManyHandshakes[] = "too_many_handshakes";    // the oldest, when there were too many
+inline constexpr char kTicketInvalid[] = "ticket_invalid";             // unknown, used, expired, or another user's
+inline constexpr char kTooManyConnections[] = "too_many_connections";  // of one user
+inline constexpr char kReplyTimeout[] = "reply_timeout";               // did not take its descriptors in time
 }  // namespace refusal
 
 struct AcceptorOptions {
@@ -44,6 +45,8 @@ struct AcceptorOptions {
   // included, is waiting to be read.
   std::function<void(UniqueFd connection, const Peer& peer)> serve_http2 = {};
   RefusalCallback on_refused = {};  // may be empty
+  // Asked before a connection is handed to `serve_http2`; an error is what its first call gets. May be empty.
+  std::function<absl::Status(const Peer& peer)> admit_http2 = {};
 };
 
 class Acceptor {

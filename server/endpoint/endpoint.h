@@ -38,6 +38,7 @@ struct EndpointOptions {
   // Called in the endpoint's thread for each connection refused, dropped, or ticket refused, with one of the reasons in
   // acceptor.h for the metrics. May be empty.
   RefusalCallback on_refused = {};
+  int max_connections_per_uid = 0;  // that gRPC has; further ones are refused in its words. 0: no limit
 };
 
 class Endpoint {

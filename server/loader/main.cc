@@ -1,7 +1,9 @@
-// weightbroker-loader: does one load for the broker, hands over its memory, and exits; of memory of kind CUDA_IPC it
-// stays as the exporter until nobody holds its control socket any more. A malformed file or an out-of-memory ends this
-// process and nothing else. Exit codes: 0 handed over, 1 failed (and the broker was told), 2 usage.
+// weightbroker-loader: does one load, publication or scrub for the broker, hands over its memory, and exits; of memory
+// of kind CUDA_IPC it stays as the exporter until nobody holds its control socket any more. A malformed file or an
+// out-of-memory ends this process and nothing else. Exit codes: 0 handed over, 1 failed (and the broker was told), 2
+// usage.
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -21,9 +23,12 @@
 #include "server/loader/load_session.h"
 #include "server/loader/oom_volunteer.h"
 #include "server/loader/publish_session.h"
+#include "server/loader/scrub_session.h"
 
 namespace weightbroker {
 namespace {
+
+constexpr int kScrubNiceness = 10;
 
 // Set when the result is being sent: a broker that has received it may close the socket before this process has ended.
 std::atomic<bool> g_handing_over{false};
@@ -67,6 +72,11 @@ absl::Status Load(int request_fd, int control_fd) {
     g_handing_over = true;
   };
   const CudaOpener open_cuda = [&request] { return OpenCuda(request); };
+  if (request.has_scrub()) {
+    setpriority(PRIO_PROCESS, 0, kScrubNiceness);  // engines go first; where that is refused it is but less polite
+    return RunScrubSession(
+        request, control_fd, [] { g_handing_over = true; }, open_cuda);
+  }
   if (request.has_publish()) {
     return RunPublishSession(RealFileSystem(), request, control_fd, before_hand_over, open_cuda);
   }

@@ -105,6 +105,7 @@ struct LeaseEvent {
     kRenewed,      // the service counts this mapping again
     kLost,         // the weight set has been released, or the service stayed away too long; nothing follows
     kSuperseded,   // the alias that was attached by names another weight set now; the lease goes on as it was
+    kQuarantined,  // the service has found these bytes damaged, or their GPU faulty: do not use them; see `why`
   };
   Kind kind = Kind::kLost;
   Status why;                    // ok for kRenewed and kSuperseded
@@ -159,7 +160,10 @@ struct AttachOptions {
   // nobody holds, pins or names by an alias, those not used for longest first, until there is room.
   bool evict_unleased = false;
   Prefault prefault = Prefault::kNone;
-  // For prefaulting and for reading from disk; 0 chooses.
+  // Reads every byte that has been attached before Attach returns, as MappedWeights::Verify does. If a digest differs
+  // the service is told, which then checks for itself, and Attach fails with DIGEST_MISMATCH, or falls back.
+  bool verify = false;
+  // For prefaulting, verifying and reading from disk; 0 chooses.
   int threads = 0;
   // How long after its interruption a lease may be renewed: a service that is being replaced is back sooner. 0: it is
   // lost at once.

@@ -1,6 +1,7 @@
 // A libnvidia-ml.so.1 for machines without a GPU: two GPUs, of which the second is partitioned, and seventy processes
 // on the first. It has its own idea of NVML's types, from NVML's documentation.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -81,6 +82,54 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, void*
   *count = there;
   if (room < there) return kInsufficientSize;
   for (unsigned i = 0; i < there; ++i) processes[i] = {1000 + i, i == 0 ? ~0ULL : i << 20, ~0U, ~0U};
+  return kSuccess;
+}
+
+}  // extern "C"
+
+// The events of the first GPU are those that $WEIGHTBROKER_TEST_XIDS lists, each once; the second has none.
+namespace {
+
+struct EventData {
+  void* device;
+  unsigned long long type;
+  unsigned long long data;
+  unsigned gpu_instance, compute_instance;
+};
+
+constexpr int kTimeout = 10;
+constexpr unsigned long long kDoubleBitEcc = 2;
+constexpr unsigned long long kXid = 8;
+const char* g_next_xid = nullptr;
+
+}  // namespace
+
+extern "C" {
+
+int nvmlEventSetCreate(void** set) {
+  g_next_xid = std::getenv("WEIGHTBROKER_TEST_XIDS");
+  *set = &g_next_xid;
+  return kSuccess;
+}
+
+int nvmlEventSetFree(void*) { return kSuccess; }
+
+int nvmlDeviceGetSupportedEventTypes(void* device, unsigned long long* types) {
+  if (IndexOf(device) != 0) return kNotSupported;
+  *types = kXid | kDoubleBitEcc;
+  return kSuccess;
+}
+
+int nvmlDeviceRegisterEvents(void* device, unsigned long long, void*) {
+  return IndexOf(device) == 0 ? kSuccess : kNotSupported;
+}
+
+int nvmlEventSetWait_v2(void*, void* data, unsigned) {
+  if (g_next_xid == nullptr || *g_next_xid == '\0') return kTimeout;
+  char* end = nullptr;
+  const unsigned long long xid = std::strtoull(g_next_xid, &end, 10);
+  g_next_xid = *end == ',' ? end + 1 : end;
+  *static_cast<EventData*>(data) = {&g_gpus[0], xid == 0 ? kDoubleBitEcc : kXid, xid, ~0U, ~0U};
   return kSuccess;
 }
 

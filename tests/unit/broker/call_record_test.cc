@@ -66,6 +66,62 @@ TEST_F(CallRecordTest, DoesNotCountACallerThatLeftAsARefusal) {
   EXPECT_THAT(metrics_.Render(), ::testing::Not(::testing::ContainsRegex("weightbroker_refusals_total[^ ]* [1-9]")));
 }
 
+TEST_F(CallRecordTest, RefusesWhoMayNotDoWhatTheMethodDoes) {
+  context_.access.operations[static_cast<size_t>(Operation::kAdminister)].uids = {7};
+
+  EXPECT_THAT(CallRecord(context_, RpcMethod::kUnregister, "fd:7").CheckCaller(), StatusIs(Reason::kAccessDenied));
+  EXPECT_THAT(CallRecord(context_, RpcMethod::kScrub, "fd:7").CheckCaller(), StatusIs(Reason::kAccessDenied));
+  EXPECT_THAT(CallRecord(context_, RpcMethod::kExport, "fd:7").CheckCaller(), IsOk());
+}
+
+TEST_F(CallRecordTest, ChecksAnotherOperationThanTheMethodsWhereTheCallIsOne) {
+  context_.access.operations[static_cast<size_t>(Operation::kPublish)].uids = {7};
+
+  const CallRecord record(context_, RpcMethod::kRegister, "fd:7");
+
+  EXPECT_THAT(record.CheckCaller(), IsOk());
+  EXPECT_THAT(record.CheckCaller(Operation::kPublish), StatusIs(Reason::kAccessDenied));
+}
+
+TEST_F(CallRecordTest, RefusesAUserWithTooManyCallsUnderWayNamingTheLimitUntilOneHasEnded) {
+  ClientLimits limits(2);
+  context_.limits = &limits;
+  const CallRecord first(context_, RpcMethod::kExport, "fd:7");
+  {
+    const CallRecord second(context_, RpcMethod::kExport, "fd:7");
+    const absl::Status refused = CallRecord(context_, RpcMethod::kHealth, "fd:7").CheckCaller();
+    EXPECT_THAT(refused, StatusIs(Reason::kTooManyRequests, HasSubstr("--max_calls_per_uid")));
+    EXPECT_THAT(refused, HasMetadata("limit", "max_calls_per_uid"));
+  }
+  EXPECT_THAT(CallRecord(context_, RpcMethod::kHealth, "fd:7").CheckCaller(), IsOk());
+  EXPECT_THAT(metrics_.Render(), HasSubstr("weightbroker_limits_hit_total{limit=\"max_calls_per_uid\"} 1\n"));
+}
+
+TEST_F(CallRecordTest, RefusesACallThatHasWaitedTooLongForItsTurn) {
+  context_.call_deadline = std::chrono::milliseconds(1000);
+  const CallRecord record(context_, RpcMethod::kFingerprint, "fd:7");
+  EXPECT_THAT(record.CheckInTime(), IsOk());
+  clock_.Advance(std::chrono::milliseconds(1001));
+  EXPECT_THAT(record.CheckInTime(), StatusIs(Reason::kDeadlineExceeded, HasSubstr("--call_deadline")));
+}
+
+TEST_F(CallRecordTest, WritesOneAuditLineForWhatWasDoneAndForARefusalSayingWhoWhatAndHowItEnded) {
+  ::testing::internal::CaptureStderr();
+  {
+    CallRecord done(context_, RpcMethod::kUnregister, "fd:7");
+    done.SetObject("abc");
+    done.End(absl::OkStatus());
+    CallRecord refused(context_, RpcMethod::kExport, "fd:7");
+    refused.End(MakeError(Reason::kNotResident, "it is not there"));
+    CallRecord looked(context_, RpcMethod::kHealth, "fd:7");
+    looked.End(absl::OkStatus());
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("event=audit method=Unregister uid=1000 gid=1000 peer_pid=42 object=abc outcome=ok\n"));
+  EXPECT_THAT(log, HasSubstr("event=audit method=Export uid=1000 gid=1000 peer_pid=42 outcome=NOT_RESIDENT\n"));
+  EXPECT_THAT(log, ::testing::Not(HasSubstr("method=Health")));
+}
+
 TEST(ToGrpcStatus, CarriesCodeMessageAndDetails) {
   const grpc::Status status = ToGrpcStatus(MakeError(Reason::kLeased, "has 2 leases", {{"lease_count", "2"}}));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/fake_gpu_events.h"
 #include "tests/support/fake_gpu_inventory.h"
 #include "tests/unit/broker/service_fixture.h"
 
@@ -50,6 +51,9 @@ class GpuServiceTest : public ServiceTest {
     BrokerOptions options;
     options.devices = catalog_.get();
     options.check_gpu_fd = AnyGpuFd;
+    if (trouble_ != nullptr) {
+      options.open_gpu_events = [trouble = trouble_] { return std::make_unique<testing::FakeGpuEvents>(trouble); };
+    }
     Start(std::move(script), std::move(options));
   }
 
@@ -87,7 +91,8 @@ class GpuServiceTest : public ServiceTest {
   }
 
   std::unique_ptr<DeviceCatalog> catalog_;
-  FakeGpuInventory* inventory_ = nullptr;  // the catalog's
+  testing::GpuTrouble* trouble_ = nullptr;  // what happens to the GPUs; nothing is watched without it
+  FakeGpuInventory* inventory_ = nullptr;   // the catalog's
 };
 
 TEST_F(GpuServiceTest, RegisterTakesVmmMemoryOnAGpuUnlessTheCallerWantsOtherwise) {
@@ -280,6 +285,24 @@ TEST_F(GpuServiceTest, FingerprintIsThatOfTheResidentSetOrOfTheDevicesThatAreNam
   ASSERT_NE(field, on_gpu.components().end());
   EXPECT_EQ(field->value(), "9.0");
   EXPECT_EQ(on_gpu.fingerprint(), Register()->fingerprint());
+}
+
+TEST_F(GpuServiceTest, AFaultOfItsGpuPutsASetInQuarantineAndLeavesThoseElsewhereAlone) {
+  testing::GpuTrouble trouble;
+  trouble_ = &trouble;
+  StartWithGpu();
+  ASSERT_THAT(RegisterAs({v1::HANDLE_KIND_CUDA_VMM_FD}), IsOk());
+  ASSERT_THAT(RegisterAs({v1::HANDLE_KIND_HOST_MEMFD}), IsOk());
+
+  trouble.Happen({.uuid = "GPU-another", .xid = 79});
+  trouble.Happen({.uuid = kGpu, .xid = 79});
+
+  EXPECT_TRUE(Eventually([this] { return Health().status() == v1::HealthResponse::STATUS_QUARANTINED; }));
+  OpenExport on_gpu(*stub_, ExportAs({v1::HANDLE_KIND_CUDA_VMM_FD}));
+  EXPECT_THAT(on_gpu.Finish(), StatusIs(Reason::kQuarantined, HasSubstr("XID 79")));
+  OpenExport on_host(*stub_, ExportAs({v1::HANDLE_KIND_HOST_MEMFD}));
+  EXPECT_TRUE(on_host.ReadShard());
+  broker_.reset();  // before the trouble
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/kept_set.h"
 #include "tests/unit/broker/scripted_keeper.h"
+#include "weightbroker/internal/v1/kept.pb.h"
 
 namespace weightbroker {
 namespace {
@@ -105,6 +106,21 @@ TEST_F(KeeperVaultTest, PutsTheRecordOfACheckpointOfManyFilesIntoAMemfd) {
   const Adoption adoption = KeeperVault(client_.get(), Inherit(std::move(entries))).TakeAdoption();
   ASSERT_THAT(adoption.sets, SizeIs(1));
   EXPECT_THAT(adoption.sets[0].request.identity->files, SizeIs(201));
+}
+
+TEST_F(KeeperVaultTest, TellsTheNextBrokerOfAQuarantineInARecordThatAnOlderOneDoesNotRead) {
+  const auto shard = MakeKeptShard(0);
+  ASSERT_THAT(vault_.Keep({set_, residency_, *shard, 1, "it is damaged"}), IsOk());
+  std::vector<KeeperEntry> entries;
+  entries.push_back(keeper_.Take("shard/" + hash_ + "/0"));
+  internal::v1::KeptValue value;
+  ASSERT_TRUE(value.ParseFromString(entries[0].value));
+  EXPECT_EQ(value.version(), 2);
+
+  const Adoption adoption = KeeperVault(client_.get(), Inherit(std::move(entries))).TakeAdoption();
+
+  ASSERT_THAT(adoption.sets, SizeIs(1));
+  EXPECT_EQ(adoption.sets[0].quarantines.at(0), "it is damaged");
 }
 
 TEST_F(KeeperVaultTest, SaysThatTheKeeperRefused) {

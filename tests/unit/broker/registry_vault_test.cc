@@ -22,6 +22,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FakeClock;
 using testing::FakeVault;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
 using ::testing::Not;
@@ -307,6 +308,72 @@ TEST_F(RegistryVaultTest, ForgetsTheGenerationsThatWereNotResidentForLongest) {
   EXPECT_THAT(vault_.calls(), Contains("ForgetGeneration aa"));  // of the three without a set two are kept
   EXPECT_THAT(vault_.calls(), Not(Contains("ForgetGeneration bb")));
   EXPECT_EQ(registry_->View(MakeResident("bb")).generation, 2);
+}
+
+TEST_F(RegistryVaultTest, ExportsAShardInQuarantineNeverAgainAndTheOtherRanksStill) {
+  const WeightSetRef set = MakeResident();
+
+  EXPECT_TRUE(registry_->Quarantine(set, 1, "a bit has flipped").is_new);
+
+  EXPECT_THAT(registry_->Acquire(set, 1, {}, nullptr), StatusIs(Reason::kQuarantined, HasSubstr("a bit has flipped")));
+  EXPECT_THAT(registry_->Look(set, 1, {}), StatusIs(Reason::kQuarantined));
+  EXPECT_THAT(registry_->Acquire(set, 0, {}, nullptr), IsOk());
+  EXPECT_THAT(registry_->CheckNotQuarantined(set), StatusIs(Reason::kQuarantined, HasSubstr("rank 1")));
+  EXPECT_EQ(registry_->Totals().quarantined_shards, 1);
+  EXPECT_EQ(registry_->Describe(set).shards(1).quarantine(), "a bit has flipped");
+  EXPECT_THAT(registry_->HealthyShards(), SizeIs(1));
+}
+
+TEST_F(RegistryVaultTest, TellsWhoHoldsAShardThatItIsInQuarantineAndTheVaultToo) {
+  const WeightSetRef set = MakeResident();
+  std::string told;
+  const auto lease = registry_->Acquire(set, 1, {}, nullptr, [&](const std::string& why) { told += why; });
+  ASSERT_THAT(lease, IsOk());
+  const size_t calls_before = vault_.calls().size();
+
+  const auto first = registry_->Quarantine(set, 1, "it is damaged");
+  const auto again = registry_->Quarantine(set, 1, "it is damaged otherwise");
+
+  EXPECT_THAT(first.kept, IsOk());
+  EXPECT_FALSE(again.is_new) << "what was found first stays";
+  EXPECT_EQ(told, "it is damaged");
+  ASSERT_EQ(vault_.calls().size(), calls_before + 1);
+  EXPECT_EQ(vault_.calls().back(), "Keep 1");
+  EXPECT_TRUE(lease->held());
+}
+
+TEST_F(RegistryVaultTest, HasAShardInQuarantineThoughTheVaultCannotKeepThat) {
+  const WeightSetRef set = MakeResident();
+  vault_.OnCall(Refuses("Keep 0"));
+
+  const auto result = registry_->Quarantine(set, 0, "it is damaged");
+
+  EXPECT_TRUE(result.is_new);
+  EXPECT_THAT(result.kept, StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(registry_->Look(set, 0, {}), StatusIs(Reason::kQuarantined));
+}
+
+TEST_F(RegistryVaultTest, AdoptsAShardInQuarantineAsOne) {
+  Adoption::Set kept{Wanted("cc"), {MakeShard(0), MakeShard(1)}, Residency{.generation = 3}};
+  kept.quarantines[1] = "found by another broker";
+
+  const auto set = registry_->Adopt(std::move(kept));
+
+  ASSERT_THAT(set, IsOk());
+  EXPECT_THAT(registry_->Look(*set, 1, {}), StatusIs(Reason::kQuarantined, HasSubstr("found by another broker")));
+  EXPECT_THAT(registry_->Look(*set, 0, {}), IsOk());
+}
+
+TEST_F(RegistryVaultTest, LetsASetWithAShardInQuarantineBeReleasedAndLoadedAnew) {
+  const WeightSetRef set = MakeResident();
+  registry_->Quarantine(set, 0, "it is damaged");
+
+  ASSERT_THAT(registry_->Release(set), IsOk());
+  const WeightSetRef again = MakeResident();
+
+  EXPECT_THAT(registry_->CheckNotQuarantined(again), IsOk());
+  EXPECT_EQ(registry_->View(again).generation, 2);
+  EXPECT_EQ(registry_->Totals().quarantined_shards, 0);
 }
 
 }  // namespace
