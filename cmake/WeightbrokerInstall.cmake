@@ -13,7 +13,7 @@ set(PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/weightbroker)
 
 # What engines link to, and the static libraries behind it: CMake refuses to generate if one is missing here.
 set(INSTALLED_LIBRARIES
-  client architecture base checkpoint convert cuda digest file gpu_inventory gpu_load gpu_memory identity internal_proto json
+  client architecture base checkpoint convert cuda digest file gpu_inventory gpu_load gpu_memory group identity internal_proto json
   kernels load_engine memory plan process publish quant socket_path)
 # Hidden in whatever they are linked into, but for what WEIGHTBROKER_EXPORT marks: an engine's shared object must not offer
 # our names to torch and others in the same process. The stub's stay visible, as any generated code's.

@@ -12,6 +12,7 @@
 #include "client/tool/alias_command.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
+#include "client/tool/groups_command.h"
 #include "client/tool/inspect.h"
 #include "client/tool/mkcheckpoint_command.h"
 #include "client/tool/pages.h"
@@ -69,6 +70,7 @@ class CommandLine {
     AddVerify();
     AddScrub();
     AddMakeCheckpoint();
+    AddGroups();
     AddPages();
   }
 
@@ -364,6 +366,15 @@ class CommandLine {
     command->callback([this] { run_ = ChooseMakeCheckpoint(); });
   }
 
+  void AddGroups() {
+    CLI::App* command = app_.add_subcommand("groups", "List the engine groups with their members, or remove one");
+    CLI::Option* remove =
+        command->add_option("--remove", groups_.remove, "Forget the group of this name")->check(Utf8());
+    command->add_flag("--force", groups_.force, "Also while it has members, who go on by themselves")->needs(remove);
+    AddServiceFlags(command);
+    command->callback([this] { run_ = [this] { return RunGroups(service_, groups_); }; });
+  }
+
   void AddPages() {
     app_.add_subcommand("completion", "Print bash's completion of this tool, to be sourced")->callback([this] {
       run_ = [this] { return PrintPage(BashCompletion(app_)); };
@@ -410,6 +421,7 @@ class CommandLine {
   VerifyFlags verify_;
   ScrubFlags scrub_;
   MakeCheckpointFlags make_checkpoint_;
+  GroupsFlags groups_;
   bool list_faults_ = false;
   bool list_models_ = false;
   double timeout_seconds_ = 10;

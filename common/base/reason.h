@@ -79,6 +79,13 @@ namespace weightbroker {
   X(kPromiseBroken, "PROMISE_BROKEN", kFailedPrecondition)                   \
   X(kManifestInvalid, "MANIFEST_INVALID", kInvalidArgument)                  \
   X(kStillWritable, "STILL_WRITABLE", kFailedPrecondition)                   \
+  /* engine groups */                                                        \
+  X(kGroupUnknown, "GROUP_UNKNOWN", kNotFound)                               \
+  X(kGroupMismatch, "GROUP_MISMATCH", kFailedPrecondition)                   \
+  X(kGroupFull, "GROUP_FULL", kResourceExhausted)                            \
+  X(kGroupInUse, "GROUP_IN_USE", kFailedPrecondition)                        \
+  X(kGroupSuperseded, "GROUP_SUPERSEDED", kAborted)                          \
+  X(kGroupPageInvalid, "GROUP_PAGE_INVALID", kDataLoss)                      \
   /* the endpoint and access to it */                                        \
   X(kSocketInUse, "SOCKET_IN_USE", kAlreadyExists)                           \
   X(kSocketPathInvalid, "SOCKET_PATH_INVALID", kInvalidArgument)             \

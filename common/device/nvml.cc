@@ -1,5 +1,3 @@
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -9,16 +7,11 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/device/gpu_inventory.h"
+#include "common/device/nvml_library.h"
 
 namespace weightbroker {
 namespace {
 
-constexpr char kLibrary[] = "libnvidia-ml.so.1";
-
-// NVML's types under our names, of the same layout.
-using NvmlDevice = void*;
-using NvmlResult = int;
-constexpr NvmlResult kNvmlSuccess = 0;
 constexpr NvmlResult kNvmlInsufficientSize = 7;
 constexpr unsigned kMigEnabled = 1;
 
@@ -53,12 +46,6 @@ struct Calls {
 #undef WEIGHTBROKER_NVML_MEMBER
   const char* (*error_string)(NvmlResult) = nullptr;
 };
-
-template <typename Function>
-bool Find(void* library, const char* symbol, Function* function) {
-  *reinterpret_cast<void**>(function) = dlsym(library, symbol);
-  return *function != nullptr;
-}
 
 absl::Status Unavailable(const std::string& what) {
   return MakeError(Reason::kGpuUnavailable, absl::StrCat("no NVIDIA GPU can be found: ", what));
@@ -177,19 +164,13 @@ class Nvml : public GpuInventory {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GpuInventory>> OpenNvml() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);  // for the life of the process
-  if (library == nullptr) {
-    const char* const said = dlerror();
-    return Unavailable(said != nullptr ? said : kLibrary);
-  }
+  NvmlLibrary library;
   Calls calls;
-  const char* missing = nullptr;
-#define WEIGHTBROKER_NVML_FIND(member, symbol, parameters) \
-  if (!Find(library, symbol, &calls.member) && missing == nullptr) missing = symbol;
+  library.Find("nvmlErrorString", &calls.error_string);
+#define WEIGHTBROKER_NVML_FIND(member, symbol, parameters) library.Find(symbol, &calls.member);
   WEIGHTBROKER_NVML_CALLS(WEIGHTBROKER_NVML_FIND)
 #undef WEIGHTBROKER_NVML_FIND
-  if (!Find(library, "nvmlErrorString", &calls.error_string)) missing = "nvmlErrorString";
-  if (missing != nullptr) return Unavailable(absl::StrCat(kLibrary, " has no ", missing, ": the driver is too old"));
+  if (!library.fault().empty()) return Unavailable(library.fault());
   auto nvml = std::make_unique<Nvml>(calls);
   RETURN_IF_ERROR(nvml->Start());
   return nvml;

@@ -26,8 +26,8 @@ namespace {
 // A list of the short runs of a chunk is this long at most where tensors have 2 KiB; pinning 1 MiB takes 0.7 ms.
 constexpr int64_t kStagingGranularityBytes = 64 << 10;
 
-// Device memory for what is not yet where it belongs is allocated in blocks of this, since each allocation stops copies
-// that are under way.
+// Device memory for what is not yet where it belongs is allocated in blocks of this: one call for the chunks of several
+// threads.
 constexpr int64_t kScratchBlockBytes = 64 << 20;
 
 int64_t ElementBytes(const DtypeInfo& dtype) { return dtype.bits / 8; }

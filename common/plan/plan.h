@@ -125,7 +125,7 @@ struct PlanRequest {
 inline constexpr int kMaxHostSlabs = 8;
 
 // A shard is not divided into slabs of less.
-inline constexpr int64_t kLeastSlabBytes = 64 << 20;
+inline constexpr int64_t kLeastSlabBytes = 128 << 20;
 
 // Plans the shards of `request.ranks`. Fails as CheckSpecAgainstCheckpoint does, and with
 //   RANK_OUT_OF_RANGE       for a rank that the spec does not have

@@ -16,6 +16,7 @@
 #include "common/identity/sha256.h"
 #include "common/memory/host_slab.h"
 #include "common/plan/plan.h"
+#include "server/broker/kept_group.h"
 #include "server/broker/kept_records.h"
 #include "server/broker/names.h"
 #include "weightbroker/internal/v1/kept.pb.h"
@@ -29,7 +30,7 @@ absl::Status Distrust(const std::string& what) { return MakeError(Reason::kProto
 
 struct Key {
   std::string kind;
-  std::string fingerprint;  // or, of an alias, its name
+  std::string fingerprint;  // of a group or an alias: its name
   int32_t rank = 0;         // of a shard
 };
 
@@ -42,7 +43,8 @@ absl::StatusOr<Key> ParseKey(const std::string& text) {
   }
   const bool is_shard = key.kind == kShardKind && parts.size() == 3 && absl::SimpleAtoi(parts[2], &key.rank) &&
                         text == ShardKey(key.fingerprint, key.rank);
-  const bool is_other = (key.kind == kLoadKind || key.kind == kGenerationKind) && parts.size() == 2;
+  const bool is_other =
+      (key.kind == kLoadKind || key.kind == kGenerationKind || key.kind == kGroupKind) && parts.size() == 2;
   const bool is_alias = key.kind == kAliasKind && parts.size() == 2 && IsAliasName(key.fingerprint);
   if (is_shard || is_other || is_alias) return key;
   return Distrust("its key is of no kind that this broker knows");
@@ -192,6 +194,7 @@ class Checker {
     if (key.kind == kShardKind) return AddShard(key, value, fds);
     if (key.kind == kLoadKind) return ReadLoad(key, value, fds);
     if (key.kind == kAliasKind) return ReadAlias(key, value, fds);
+    if (key.kind == kGroupKind) return ReadGroup(key, value, fds);
     ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::GenerationRecord>(value, fds));
     if (record.generation() < 1) return Distrust(absl::StrCat("its generation is ", record.generation()));
     NoteGeneration(key.fingerprint, record.generation());
@@ -202,6 +205,13 @@ class Checker {
     ASSIGN_OR_RETURN(KeptShard shard, ReadShard(key, value, check_gpu_fd_, fds));
     NoteGeneration(key.fingerprint, shard.residency.generation);
     shards_[key.fingerprint].emplace(key.rank, std::move(shard));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadGroup(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+    ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::GroupRecord>(value, fds));
+    ASSIGN_OR_RETURN(KeptGroup group, ReadGroupRecord(key.fingerprint, record, fds));
+    checked_.adoption.groups.push_back(std::move(group));
     return absl::OkStatus();
   }
 

@@ -26,7 +26,7 @@ inline constexpr int32_t kKeptVersion = 2;
 // Of a record that an older broker would misunderstand: it would serve a shard in quarantine. All others are of 1.
 inline constexpr int32_t kQuarantineVersion = 2;
 
-// Keys are <kind>/<fingerprint>, and a shard's has its rank behind that.
+// Keys are <kind>/<fingerprint>, and a shard's has its rank behind that. For engine groups see kept_group.h.
 inline constexpr char kShardKind[] = "shard";
 inline constexpr char kLoadKind[] = "load";
 inline constexpr char kGenerationKind[] = "generation";

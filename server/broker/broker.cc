@@ -14,6 +14,8 @@
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
+#include "server/broker/engine_groups.h"
+#include "server/broker/group_service.h"
 #include "server/broker/health_service.h"
 #include "server/broker/machine_facts.h"
 #include "server/broker/object_views.h"
@@ -63,6 +65,9 @@ struct Broker::Parts {
              .device_memory_limit = options.device_memory_limit,
              .evicts_idle = options.evicts_idle,
              .on_evicted = [this](const v1::WeightSet& set) { OnEvicted(set); }})),
+        groups({.vault = options.vault,
+                .clock = options.clock,
+                .is_resident = [this](const std::string& fingerprint) { return IsResident(fingerprint); }}),
         metrics(options.version, [this] { return ReadGauges(); }),
         health_facts(*options.clock, [this] { return ReadFacts(); }),
         exporters([this](const std::string& fingerprint) { OnExporterEnded(fingerprint); }),
@@ -100,6 +105,7 @@ struct Broker::Parts {
         context(MakeContext()),
         service(context),
         admin(context),
+        group_service(context, groups),
         health(context) {}
   // A scrape asks parts that are gone before the metrics are.
   ~Parts() { metrics.StopServing(); }
@@ -216,8 +222,17 @@ struct Broker::Parts {
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
     values.leases = totals.lease_count;
     values.open_connections = peers.CountOpen();
+    GroupTotals group_totals = groups.Totals();
+    values.groups = group_totals.groups;
+    values.group_members_by_role = std::move(group_totals.members_by_role);
+    values.group_takeovers_by_cause = std::move(group_totals.takeovers_by_cause);
     values.objects = ReadObjects(totals);
     return values;
+  }
+
+  bool IsResident(const std::string& fingerprint) {
+    const WeightSetRef set = registry->Find(fingerprint);
+    return set != nullptr && registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT;
   }
 
   ObjectGauges ReadObjects(const RegistryTotals& totals) {
@@ -274,6 +289,7 @@ struct Broker::Parts {
   const std::shared_ptr<Registry> registry;
   TicketBox tickets;
   PeerTable peers;
+  EngineGroups groups;
   Metrics metrics;
   HealthFacts health_facts;
   LiveCalls live_calls;
@@ -291,6 +307,7 @@ struct Broker::Parts {
   const ServiceContext context;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;
+  GroupServiceImpl group_service;
   HealthServiceImpl health;
   int metrics_port = 0;
   std::unique_ptr<grpc::Server> server;
@@ -305,6 +322,10 @@ void Broker::Parts::AdoptWhatWasKept() {
   Adoption kept = options.vault->TakeAdoption();
   metrics.CountAdoptions(AdoptionResult::kDropped, kept.dropped_entries);
   registry->AdoptGenerations(kept.generations);
+  const int kept_groups = static_cast<int>(kept.groups.size());
+  const int adopted_groups = groups.Adopt(std::move(kept.groups));
+  metrics.CountAdoptions(AdoptionResult::kAdopted, adopted_groups);
+  metrics.CountAdoptions(AdoptionResult::kDropped, kept_groups - adopted_groups);
   for (Adoption::Set& set : kept.sets) {
     const std::string fingerprint = set.request.fingerprint.hash;
     std::vector<int32_t> ranks;
@@ -383,6 +404,7 @@ absl::Status Broker::Parts::Serve(int listen_fd) {
   grpc::ServerBuilder builder;  // without a port: the endpoint hands it every connection
   builder.RegisterService(&service);
   builder.RegisterService(&admin);
+  builder.RegisterService(&group_service);
   builder.RegisterService(&health);
   builder.SetMaxReceiveMessageSize(options.caps.request_bytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.caps.streams_per_connection);

@@ -11,6 +11,7 @@
 #include "server/broker/call_record.h"
 #include "server/broker/stream_call.h"
 #include "weightbroker/v1/weight_broker_admin_service.grpc.pb.h"
+#include "weightbroker/v1/weight_broker_group_service.grpc.pb.h"
 #include "weightbroker/v1/weight_broker_service.grpc.pb.h"
 
 namespace weightbroker {
@@ -22,7 +23,8 @@ using grpc::health::v1::HealthCheckResponse;
 // SERVICE_UNKNOWN for a name that the server does not have.
 HealthCheckResponse::ServingStatus StatusOf(const std::string& service, const RegistryTotals& totals) {
   bool serving = false;
-  if (service.empty() || service == v1::WeightBrokerAdminService::service_full_name()) {
+  if (service.empty() || service == v1::WeightBrokerAdminService::service_full_name() ||
+      service == v1::WeightBrokerGroupService::service_full_name()) {
     serving = !totals.draining;
   } else if (service == v1::WeightBrokerService::service_full_name()) {
     serving = ServiceStatus(totals) == v1::HealthResponse::STATUS_READY;

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "server/broker/adoption.h"
+#include "server/broker/kept_group.h"
 #include "server/broker/kept_records.h"
 
 namespace weightbroker {
@@ -52,6 +53,12 @@ absl::Status KeeperVault::KeepAlias(const KeptAlias& alias) {
 }
 
 absl::Status KeeperVault::ForgetAlias(const std::string& name) { return client_->Drop(KeptKey(kAliasKind, name)); }
+
+absl::Status KeeperVault::KeepGroup(const KeptGroup& group) {
+  return Put(KeptKey(kGroupKind, group.name), MakeGroupRecord(group).SerializeAsString(), {group.page->front().get()});
+}
+
+absl::Status KeeperVault::ForgetGroup(const std::string& name) { return client_->Drop(KeptKey(kGroupKind, name)); }
 
 absl::Status KeeperVault::Put(const std::string& key, const std::string& record, const std::vector<int>& fds,
                               int32_t version) {

@@ -4,7 +4,8 @@
 //   KeeperVault vault(keeper->get(), std::move(inheritance));
 //
 // An entry is one record of kept.proto. A shard's descriptors are its slabs', in their order (none for CUDA_IPC), the
-// manifest's, and for CUDA_IPC the control socket of its exporter, which ends when nobody holds that. A record that
+// manifest's, and for CUDA_IPC the control socket of its exporter, which ends when nobody holds that. An engine group's
+// is its page's. A record that
 // would take much of the keeper's own memory goes into a memfd, which is then the entry's first descriptor.
 //
 // Thread-safe.
@@ -34,6 +35,8 @@ class KeeperVault : public ShardVault {
   absl::Status ForgetGeneration(const std::string& fingerprint) override;
   absl::Status KeepAlias(const KeptAlias& alias) override;
   absl::Status ForgetAlias(const std::string& name) override;
+  absl::Status KeepGroup(const KeptGroup& group) override;
+  absl::Status ForgetGroup(const std::string& name) override;
 
   // Forgets what does not prove to be right, with one log line each.
   Adoption TakeAdoption() override;

@@ -30,8 +30,9 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register",   "Fingerprint", "Export",      "AllocateSlabs", "Commit",       "Health",   "ListWeightSets",
-    "Unregister", "HealthCheck", "HealthWatch", "Scrub",         "ReportDamage", "SetAlias", "DeleteAlias"};
+    "Register",       "Fingerprint", "Export",      "AllocateSlabs", "Commit",     "Health",
+    "ListWeightSets", "Unregister",  "HealthCheck", "HealthWatch",   "Scrub",      "ReportDamage",
+    "JoinGroup",      "ListGroups",  "RemoveGroup", "SetAlias",      "DeleteAlias"};
 constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
@@ -123,6 +124,7 @@ class GaugeCollector : public prometheus::Collectable {
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
         {MetricId::kLeases, values.leases},
         {MetricId::kOpenConnections, values.open_connections},
+        {MetricId::kGroups, values.groups},
     };
     for (const auto& [id, value] : plain) {
       families.push_back(Family(id));
@@ -131,6 +133,14 @@ class GaugeCollector : public prometheus::Collectable {
     families.push_back(Family(MetricId::kDeviceReservedBytes));
     for (const auto& [device, bytes] : values.reserved_bytes_by_device) {
       AddValue(static_cast<double>(bytes), {{"device", device}}, &families.back());
+    }
+    families.push_back(Family(MetricId::kGroupMembers));
+    for (const auto& [role, count] : values.group_members_by_role) AddValue(count, {{"role", role}}, &families.back());
+    families.push_back(Family(MetricId::kGroupTakeoversTotal));
+    for (const auto& [cause, count] : values.group_takeovers_by_cause) {
+      prometheus::ClientMetric& metric = families.back().metric.emplace_back();
+      metric.counter.value = static_cast<double>(count);
+      metric.label.push_back({"cause", cause});
     }
     AddObjectGauges(values.objects, &families);
     AddProcessMetrics(&families);

@@ -110,6 +110,11 @@ struct MetricInfo {
     "Calls and connections refused because their user was at a limit, by the limit's flag.")                        \
   X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \
     "Log lines that the broker dropped because whoever reads its stderr did not keep up.")                          \
+  X(kGroups, "weightbroker_groups", kGauge, "", "Engine groups that the service keeps.")                            \
+  X(kGroupMembers, "weightbroker_group_members", kGauge, "role",                                                    \
+    "Members of engine groups: active, standby, superseded (hung while active; another has taken over).")           \
+  X(kGroupTakeoversTotal, "weightbroker_group_takeovers_total", kCounter, "cause",                                  \
+    "Members of engine groups that became active after another one, which had died, hung or left.")                 \
   WEIGHTBROKER_DETAIL_METRICS(X)
 
 enum class MetricId {
@@ -134,10 +139,13 @@ enum class RpcMethod {
   kHealthWatch,
   kScrub,
   kReportDamage,
+  kJoinGroup,
+  kListGroups,
+  kRemoveGroup,
   kSetAlias,
   kDeleteAlias,
 };
-inline constexpr size_t kRpcMethodCount = 14;
+inline constexpr size_t kRpcMethodCount = 17;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
@@ -161,6 +169,9 @@ struct GaugeValues {
   std::map<std::string, int64_t> reserved_bytes_by_device;  // every device, also those with 0
   int leases = 0;
   int open_connections = 0;
+  int groups = 0;
+  std::map<std::string, int> group_members_by_role;         // every role, also those with 0
+  std::map<std::string, int64_t> group_takeovers_by_cause;  // likewise
   ObjectGauges objects;
 };
 

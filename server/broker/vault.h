@@ -10,14 +10,18 @@
 // not known whether it has done it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/unique_fd.h"
 #include "server/broker/shard.h"
 #include "server/broker/weight_set.h"
 
@@ -29,6 +33,17 @@ struct KeptAlias {
   std::string fingerprint;
   std::string previous_fingerprint = {};  // empty if there was none
   std::chrono::system_clock::time_point move_time = {};
+};
+
+// An engine group, whose page's descriptor outlives brokers.
+struct KeptGroup {
+  std::string name;
+  std::string fingerprint;
+  uid_t owner_uid = 0;
+  std::optional<gid_t> allowed_gid;
+  std::chrono::nanoseconds heartbeat_timeout{0};
+  std::chrono::system_clock::time_point create_time;
+  std::shared_ptr<const std::vector<UniqueFd>> page;  // one descriptor, for reading and writing
 };
 
 // What the broker before this one had written down, as far as it proved to be right.
@@ -48,6 +63,7 @@ struct Adoption {
   std::vector<Load> loads;                     // of fingerprints that are not among the sets
   std::vector<KeptAlias> aliases;              // by name; their sets may be missing
   std::map<std::string, int64_t> generations;  // by fingerprint; those of the sets, too
+  std::vector<KeptGroup> groups;               // by name
   int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
 };
 
@@ -83,6 +99,9 @@ class ShardVault {
   // Keeps what an alias names, in place of what was kept of that name.
   virtual absl::Status KeepAlias(const KeptAlias& alias) = 0;
   virtual absl::Status ForgetAlias(const std::string& name) = 0;
+
+  virtual absl::Status KeepGroup(const KeptGroup& /*group*/) { return absl::OkStatus(); }
+  virtual absl::Status ForgetGroup(const std::string& /*name*/) { return absl::OkStatus(); }
 
   // The first call gets it, later ones nothing.
   virtual Adoption TakeAdoption() = 0;

@@ -12,6 +12,8 @@
 #                              more of them fails instead of being skipped
 # GPU_BENCH_FLAGS              for gpu_attach_bench, for instance "--gib 1,24 --rounds 1"
 # GPU_PUBLISH_FLAGS            for publish_bench, for instance "--gib 8"; by default 60, for which it needs 122 GiB
+# GPU_STANDBY_FLAGS            for standby_bench, for instance "--gib 8 --samples 20"; by default 100 GiB mapped and 8 GiB
+#                              of its own held by the active engine, 200 kills and 20 stops, in at most 400 s
 # GPU_LOAD_FLAGS               for load_bench, for instance "--gib 8 --rounds 2"; by default 30 GiB in /dev/shm. Other
 #                              loaders take part if python3 can import them: PYTHONPATH may name a folder of theirs
 # OUT                          where JSON of the benchmarks, ctest's JUnit file and a log of each step go; else build/gpu
@@ -86,7 +88,7 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_attach_bench fp8_bench load_bench publish_bench torch_engine $(gpu_tests))
+      gpu_attach_bench fp8_bench load_bench publish_bench standby_bench torch_engine $(gpu_tests))
   fi
   cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
@@ -143,6 +145,9 @@ run_bench() {
   run_load_bench "$folder" || return 1
   read -r -a flags <<<"${GPU_PUBLISH_FLAGS:-}"
   "$BUILD/bin/publish_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_publish.json" || return 1
+  rm -rf "$folder"
+  read -r -a flags <<<"${GPU_STANDBY_FLAGS:---gib 100 --tensors 6000 --files 161 --hang_samples 20 --limit_seconds 400}"
+  "$BUILD/bin/standby_bench" --json --gpu --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_standby.json" || return 1
   rm -rf "$folder"
 }
 

@@ -19,9 +19,11 @@ from service import Service, require_tools
 
 API = "weightbroker.v1.WeightBrokerService"
 ADMIN_API = "weightbroker.v1.WeightBrokerAdminService"
+GROUP_API = "weightbroker.v1.WeightBrokerGroupService"
 METHODS = {
     API: {"Register", "Fingerprint", "Export", "Health"},
     ADMIN_API: {"ListWeightSets", "Unregister"},
+    GROUP_API: {"JoinGroup", "ListGroups", "RemoveGroup"},
     "grpc.health.v1.Health": {"Check", "Watch"},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo"},
 }

@@ -70,6 +70,7 @@ TEST_F(LifecycleServiceTest, IsLiveAtOnceAndReadyWhenWhatWasAskedForIsResident) 
   Start(Waits());
   EXPECT_EQ(Health().status(), v1::HealthResponse::STATUS_IDLE);
   EXPECT_EQ(Check("").value(), HealthCheckResponse::SERVING);
+  EXPECT_EQ(Check("weightbroker.v1.WeightBrokerGroupService").value(), HealthCheckResponse::SERVING);
   EXPECT_EQ(Check(kService).value(), HealthCheckResponse::NOT_SERVING);
   v1::RegisterRequest request = RegisterRequestFor();
   request.set_wait(false);

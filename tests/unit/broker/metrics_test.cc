@@ -84,6 +84,7 @@ TEST(Metrics, RendersEveryRowOfTheTable) {
   metrics.CountRefusal("LEASED");
   metrics.CountFingerprintMismatch("spec.dtype");
   metrics.CountRpc(RpcMethod::kHealth, absl::StatusCode::kOk);
+  metrics.CountDeviceFault("GPU-1", "xid");
   const std::string text = metrics.Render();
   for (const MetricInfo& info : MetricTable()) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE ", ToAbsl(info.name), " ", TypeName(info.type), "\n")));
@@ -182,6 +183,20 @@ TEST(Metrics, AreReadAtTheMomentOfTheScrape) {
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_leases 1\n"));
   leases = 5;
   EXPECT_THAT(metrics.Render(), HasSubstr("weightbroker_leases 5\n"));
+}
+
+TEST(Metrics, TellOfEngineGroupsByRoleAndCause) {
+  Metrics metrics("1.2.3", [] {
+    GaugeValues values;
+    values.groups = 2;
+    values.group_members_by_role = {{"active", 1}, {"standby", 3}};
+    values.group_takeovers_by_cause = {{"died", 4}, {"hung", 0}};
+    return values;
+  });
+  const std::string text = metrics.Render();
+  EXPECT_THAT(text, HasSubstr("weightbroker_groups 2\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_group_members{role=\"standby\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("weightbroker_group_takeovers_total{cause=\"died\"} 4\n"));
 }
 
 TEST(Metrics, CountCallsByMethodAndCode) {

@@ -22,8 +22,11 @@ using testing::TorchVersion;
 using RegisterServiceTest = ServiceTest;
 
 TEST_F(RegisterServiceTest, StreamsProgressAndLastTheWeightSet) {
-  Start();
-  int progress_count = 0;
+  std::atomic<int> progress_count{0};
+  Start([&](FakeLoader& loader) {
+    EXPECT_TRUE(Eventually([&] { return progress_count > 0; })) << "how it stands is said at once";
+    LoadsWell()(loader);
+  });
   const auto set = Register(RegisterRequestFor(), &progress_count);
   ASSERT_THAT(set, IsOk());
   EXPECT_EQ(set->state(), v1::WEIGHT_SET_STATE_RESIDENT);
@@ -36,7 +39,7 @@ TEST_F(RegisterServiceTest, StreamsProgressAndLastTheWeightSet) {
 TEST_F(RegisterServiceTest, AnswersAtOnceIfTheSetIsResident) {
   Start();
   ASSERT_THAT(Register(), IsOk());
-  int progress_count = 0;
+  std::atomic<int> progress_count{0};
   const auto again = Register(RegisterRequestFor(), &progress_count);
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ(again->generation(), 1);
@@ -71,7 +74,7 @@ TEST_F(RegisterServiceTest, SendsProgressTwiceASecondThoughTheLoaderSaysNothing)
     std::this_thread::sleep_for(std::chrono::milliseconds(1100));
     LoadsWell()(loader);
   });
-  int progress_count = 0;
+  std::atomic<int> progress_count{0};
   ASSERT_THAT(Register(RegisterRequestFor(), &progress_count), IsOk());
   EXPECT_GE(progress_count, 3);
 }

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -169,7 +170,8 @@ class ServiceTest : public ::testing::Test {
   }
 
   // Reads the stream to its end; the weight set that came last.
-  absl::StatusOr<v1::WeightSet> Register(const v1::RegisterRequest& request, int* progress_count = nullptr) {
+  absl::StatusOr<v1::WeightSet> Register(const v1::RegisterRequest& request,
+                                         std::atomic<int>* progress_count = nullptr) {
     grpc::ClientContext context;
     const auto reader = stub_->Register(&context, request);
     v1::RegisterResponse response;

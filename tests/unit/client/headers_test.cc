@@ -1,5 +1,6 @@
 // First, before anything else could have included what they need.
 #include "weightbroker/client.h"
+#include "weightbroker/engine_group.h"
 #include "weightbroker/mapped_weights.h"
 #include "weightbroker/redeem.h"
 #include "weightbroker/status.h"
@@ -22,6 +23,8 @@ namespace {
 
 static_assert(!std::is_copy_constructible_v<MappedWeights> && std::is_nothrow_move_constructible_v<MappedWeights>);
 static_assert(std::is_nothrow_move_constructible_v<Client>);
+static_assert(!std::is_copy_constructible_v<EngineGroupMember>);
+static_assert(std::is_nothrow_move_constructible_v<EngineGroupMember>);
 
 TEST(PublicHeaders, RefuseAClientWithoutATorchVersion) {
   const Result<Client> client = Client::Create(ClientOptions());

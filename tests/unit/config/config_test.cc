@@ -71,7 +71,7 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   EXPECT_EQ(config->socket_mode, 0600u);
   EXPECT_EQ(config->socket_group, 0u);
   EXPECT_THAT(config->access.allowed_uids, ElementsAre(0u, 7u));
-  EXPECT_THAT(config->allowed_gids, ElementsAre(8u));
+  EXPECT_THAT(config->access.allowed_gids, ElementsAre(8u));
   ASSERT_EQ(config->model_roots.size(), 1u);
   EXPECT_EQ(config->model_roots[0].name, "m");
   EXPECT_EQ(config->model_roots[0].path, folder.path());

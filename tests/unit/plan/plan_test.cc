@@ -63,7 +63,7 @@ absl::StatusOr<ShardPlan> PlanSlabs(const Checkpoint& checkpoint, int max_slabs)
 }
 
 TEST(PlanNode, DividesAShardIntoSlabsInFileOrder) {
-  constexpr int64_t kTensorBytes = 30 << 20;
+  constexpr int64_t kTensorBytes = 60 << 20;
   std::vector<CheckpointTensor> tensors;
   for (int i = 0; i < 10; ++i) {
     tensors.push_back(MakeTensor("t" + std::to_string(9 - i), "U8", kTensorBytes, 0, i * kTensorBytes));
