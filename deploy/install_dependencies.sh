@@ -20,7 +20,7 @@ readonly BUILD_PACKAGES=(
   libgtest-dev libgmock-dev
   python3 python3-venv
 )
-readonly TEST_PACKAGES=(clang clang-format clang-tidy libclang-rt-dev valgrind)
+readonly TEST_PACKAGES=(clang clang-format libclang-rt-dev valgrind)
 readonly PROMETHEUS_PROGRAMS=(prometheus promtool)
 readonly PROMETHEUS_FOLDER=/usr/local/bin
 

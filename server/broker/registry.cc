@@ -522,7 +522,7 @@ int Registry::EndLeases(const WeightSetRef& set, const std::string& message, Cal
     }
     ++ended;
     if (it->second.on_ended) {
-      callbacks->push_back([on_ended = std::move(it->second.on_ended), message] { on_ended(message); });
+      callbacks->emplace_back([on_ended = std::move(it->second.on_ended), message] { on_ended(message); });
     }
     it = leases_.erase(it);
   }
@@ -538,7 +538,7 @@ void Registry::BeginDrain() {
     draining_ = true;
     for (auto& [id, record] : leases_) {
       if (!record.on_ended) continue;
-      callbacks.push_back([on_ended = std::exchange(record.on_ended, nullptr)] {
+      callbacks.emplace_back([on_ended = std::exchange(record.on_ended, nullptr)] {
         on_ended("the service is shutting down; what is mapped stays valid");
       });
     }
@@ -614,7 +614,7 @@ int Registry::CountLeases(const WeightSetEntry& set) {
 void Registry::GiveMemoryBack(WeightSetEntry& set, Callbacks* callbacks) {
   // Closing the last descriptor of a slab frees its pages, which takes the kernel a good part of a second for 8 GiB:
   // not under the lock, but when the callbacks go.
-  callbacks->push_back([shards = std::exchange(set.shards_, {})] {});
+  callbacks->emplace_back([shards = std::exchange(set.shards_, {})] {});
   set.quarantines_.clear();
   Reserve(set, {});
 }

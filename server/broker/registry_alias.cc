@@ -138,7 +138,7 @@ int Registry::TellSuperseded(const std::string& alias, const WeightSetRef& set, 
   for (const auto& [id, record] : leases_) {
     if (record.alias != alias || record.set == set || !record.on_superseded) continue;
     ++told;
-    callbacks->push_back([on_superseded = record.on_superseded, alias, fingerprint = set->fingerprint().hash] {
+    callbacks->emplace_back([on_superseded = record.on_superseded, alias, fingerprint = set->fingerprint().hash] {
       on_superseded(alias, fingerprint);
     });
   }

@@ -48,7 +48,7 @@ Registry::QuarantineResult Registry::Quarantine(const WeightSetRef& set, int32_t
     set->vault_is_busy_ = true;
     for (auto& [id, record] : leases_) {
       if (record.set != set || record.shard_index != index || !record.on_quarantined) continue;
-      callbacks.push_back([tell = std::exchange(record.on_quarantined, nullptr), why] { tell(why); });
+      callbacks.emplace_back([tell = std::exchange(record.on_quarantined, nullptr), why] { tell(why); });
     }
     CollectObservers(*set, &callbacks);
   }

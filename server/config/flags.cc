@@ -206,7 +206,7 @@ std::vector<std::string> TakeEmptyValues(int argc, const char* const* argv, Word
     if (row == nullptr || row->kind == kSwitch) {
       rest.push_back(word);
     } else {
-      words->values[row->name].push_back("");
+      words->values[row->name].emplace_back();
       words->said.insert(row->name);
     }
   }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <random>
 #include <thread>
@@ -24,7 +25,9 @@ using std::chrono::milliseconds;
 constexpr char kService[] = "/weightbroker.v1.WeightBrokerService/";
 constexpr char kAdmin[] = "/weightbroker.v1.WeightBrokerAdminService/";
 constexpr size_t kTicketBytes = 32;
+constexpr size_t kFrameHeaderBytes = 9;  // RFC 9113, section 4.1; of fewer the service waits for the rest
 constexpr milliseconds kAnswerTime(3000);
+constexpr milliseconds kGlance(100);
 constexpr milliseconds kBreath(
     1);  // between attempts, so that it is the service that is attacked and not the scheduler
 
@@ -46,16 +49,20 @@ std::string RandomBytes(std::mt19937& random, size_t size) {
   return bytes;
 }
 
-// Waits out the time, and counts which connections the service has closed.
+// Counts which connections the service closes, until it has closed all or the time is over.
 void HoldOpen(std::vector<UniqueFd> connections, const Until& until, AttackReport* report) {
-  std::this_thread::sleep_for(until.left());
-  for (const UniqueFd& connection : connections) {
-    ++(IsClosedWithin(connection.get(), milliseconds(0)) ? report->refused : report->open);
+  const auto is_closed = [](const UniqueFd& connection) { return IsClosedWithin(connection.get(), milliseconds(0)); };
+  while (true) {
+    report->refused += static_cast<int64_t>(std::erase_if(connections, is_closed));
+    if (connections.empty() || until.over()) break;
+    std::this_thread::sleep_for(std::min(until.left(), kGlance));
   }
+  report->open += static_cast<int64_t>(connections.size());
 }
 
-// Connections that say `words` and nothing more.
-AttackReport Hold(const AttackPlan& plan, int count, const std::string& words, bool half_close = false) {
+// Connections that say `words()` and nothing more.
+AttackReport Hold(const AttackPlan& plan, int count, const std::function<std::string()>& words,
+                  bool half_close = false) {
   const Until until(plan);
   AttackReport report;
   std::vector<UniqueFd> connections;
@@ -66,7 +73,7 @@ AttackReport Hold(const AttackPlan& plan, int count, const std::string& words, b
       ++report.refused;
       continue;
     }
-    if (!words.empty()) SendAll(connection.get(), words);
+    SendAll(connection.get(), words());
     if (half_close) shutdown(connection.get(), SHUT_WR);
     connections.push_back(std::move(connection));
   }
@@ -74,26 +81,23 @@ AttackReport Hold(const AttackPlan& plan, int count, const std::string& words, b
   return report;
 }
 
-AttackReport Silent(const AttackPlan& plan) { return Hold(plan, 200, ""); }
+AttackReport Silent(const AttackPlan& plan) {
+  return Hold(plan, 200, [] { return std::string(); });
+}
 
-AttackReport HalfClosed(const AttackPlan& plan) { return Hold(plan, 200, Http2Preface().substr(0, 20), true); }
+AttackReport HalfClosed(const AttackPlan& plan) {
+  return Hold(
+      plan, 200, [] { return Http2Preface().substr(0, 20); }, true);
+}
 
-AttackReport ManyConnections(const AttackPlan& plan) { return Hold(plan, 1000, Http2Preface()); }
+AttackReport ManyConnections(const AttackPlan& plan) { return Hold(plan, 1000, Http2Preface); }
 
 AttackReport Garbage(const AttackPlan& plan) {
-  const Until until(plan);
   std::mt19937 random(plan.seed);
-  AttackReport report;
-  while (!until.over()) {
-    const UniqueFd connection = ConnectTo(plan.socket);
-    ++report.attempts;
-    std::string words = RandomBytes(random, 1 + random() % 4096);
-    if (random() % 2 == 0) words = Http2Preface() + words;
-    SendAll(connection.get(), words);
-    ++(IsClosedWithin(connection.get(), kAnswerTime) ? report.refused : report.open);
-    std::this_thread::sleep_for(kBreath);
-  }
-  return report;
+  return Hold(plan, 200, [&] {
+    const std::string words = RandomBytes(random, kFrameHeaderBytes + random() % 4096);
+    return random() % 2 == 0 ? words : Http2Preface() + words;
+  });
 }
 
 AttackReport ConnectAndClose(const AttackPlan& plan) {
@@ -217,7 +221,7 @@ AttackReport ForgedTickets(const AttackPlan& plan) {
 constexpr Attack kAttacks[] = {
     {"silent", "200 connections that say nothing", Silent},
     {"half_closed", "200 connections that say half of a preface and close one way", HalfClosed},
-    {"garbage", "connections that say random bytes, some behind a right preface", Garbage},
+    {"garbage", "200 connections that say random bytes, some behind a right preface", Garbage},
     {"connections", "1,000 connections that say what HTTP/2 clients say and make no call", ManyConnections},
     {"connect_close", "10,000 connections that are closed at once", ConnectAndClose},
     {"slow_reader", "20 Exports whose manifests are not read", SlowReader},

@@ -30,6 +30,8 @@ using ::testing::Not;
 
 constexpr int kTensors = 6000;  // a manifest that no socket's buffer holds
 constexpr uid_t kNobody = 65534;
+constexpr int kLongEnough =
+    30'000;  // milliseconds, on a slow machine: an attack ends when all its connections are closed
 
 // With limits and times small enough to be met in a test.
 std::vector<std::string> Flags() {
@@ -86,16 +88,17 @@ class HostileTest : public ::testing::Test {
 };
 
 TEST_F(HostileTest, WhoSaysNothingIsDropped) {
-  const auto report = Attack("silent", 4000);
+  const auto report = Attack("silent", kLongEnough);
   EXPECT_EQ(report["refused"], 200) << "dropped after the handshake's two seconds";
 }
 
-TEST_F(HostileTest, WhoClosesHalfOfItsConnectionIsDropped) { EXPECT_EQ(Attack("half_closed")["open"], 0); }
+TEST_F(HostileTest, WhoClosesHalfOfItsConnectionIsDropped) { EXPECT_EQ(Attack("half_closed", kLongEnough)["open"], 0); }
 
 TEST_F(HostileTest, WhoSaysGarbageIsDropped) {
-  const auto report = Attack("garbage");
-  // A few that say the right things first and then the beginning of a frame may go on with it.
-  EXPECT_GT(report["refused"], 10 * report["open"].get<int>()) << report.dump();
+  const auto report = Attack("garbage", kLongEnough);
+  EXPECT_EQ(report["attempts"], 200);
+  // A few whose random bytes begin a frame that may be may go on with it.
+  EXPECT_GE(report["refused"], 180) << report.dump();
 }
 
 TEST_F(HostileTest, OfAThousandConnectionsOfOneUserThoseBeyondTheLimitAreRefused) {
