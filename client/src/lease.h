@@ -31,6 +31,7 @@ struct LeaseOptions {
   // How long it took until every tensor had its address: the watching thread tells the service, for its metrics, before
   // it does anything else.
   std::optional<double> attach_seconds = std::nullopt;
+  std::string alias = {};  // by which the Export named the set; empty if it did not
 };
 
 class Lease {
@@ -62,6 +63,7 @@ class Lease {
   void ReportAttach();
   absl::Status ReadToTheEnd();
   void TakeEvent(const RawMessage& message);
+  void TellSuperseded(const v1::ExportEvent& event);
   absl::Status Renew();
   absl::Status TryRenew(Deadline deadline);
   ExportStream* Replace(std::unique_ptr<ExportStream> stream);

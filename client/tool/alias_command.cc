@@ -1,0 +1,150 @@
+#include "client/tool/alias_command.h"
+
+#include <google/protobuf/util/time_util.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/src/connection.h"
+#include "client/tool/format.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/base/strings.h"
+#include "weightbroker/v1/weight_broker_admin_service.pb.h"
+
+namespace weightbroker::tool {
+namespace {
+
+using client::Connection;
+using client::Deadline;
+using google::protobuf::util::TimeUtil;
+
+constexpr char kNone[] = "none";
+
+// What a flag says of the fingerprint that is expected, as the API does.
+std::string Expected(const std::string& text) { return text == kNone ? "" : text; }
+
+// Connects, has `ask` ask the service, and prints what it gives with `print`.
+template <typename Ask, typename Print>
+ExitCode Run(const ServiceFlags& service, Ask ask, Print print) {
+  const auto connection = Connection::Open({.socket_path = service.socket});
+  if (!connection.ok()) return PrintError(connection.status(), service.json);
+  const auto response = ask(**connection, client::DeadlineIn(service.timeout));
+  if (!response.ok()) return PrintError(response.status(), service.json);
+  if (service.json) {
+    PrintJson(*response);
+  } else {
+    print(*response);
+  }
+  return kDone;
+}
+
+absl::StatusOr<v1::ListWeightSetsResponse> List(const Connection& connection, Deadline deadline) {
+  v1::ListWeightSetsResponse response;
+  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return connection.admin_service().ListWeightSets(&context, {}, &response);
+  }));
+  return response;
+}
+
+// May be made again when its broker has ended under it: an alias that names the set already is left as it is.
+absl::StatusOr<v1::SetAliasResponse> Set(const Connection& connection, const v1::SetAliasRequest& request,
+                                         Deadline deadline) {
+  v1::SetAliasResponse response;
+  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return connection.admin_service().SetAlias(&context, request, &response);
+  }));
+  return response;
+}
+
+v1::DeleteAliasResponse Deleted(const v1::ListWeightSetsResponse& before, const std::string& name) {
+  v1::DeleteAliasResponse response;
+  response.mutable_alias()->set_name(name);
+  for (const v1::Alias& alias : before.aliases()) {
+    if (alias.name() == name) *response.mutable_alias() = alias;
+  }
+  return response;
+}
+
+// A call that was lost with its broker may have been carried out: then the next broker does not know the alias.
+absl::StatusOr<v1::DeleteAliasResponse> Delete(const Connection& connection, const v1::DeleteAliasRequest& request,
+                                               Deadline deadline) {
+  ASSIGN_OR_RETURN(const v1::ListWeightSetsResponse before, List(connection, deadline));
+  client::Attempts attempts(connection, deadline);
+  bool was_lost = false;
+  while (true) {
+    v1::DeleteAliasResponse response;
+    const absl::Status status = connection.CallOnce(deadline, [&](grpc::ClientContext& context) {
+      return connection.admin_service().DeleteAlias(&context, request, &response);
+    });
+    if (status.ok()) return response;
+    if (was_lost && HasReason(status, Reason::kAliasUnknown)) return Deleted(before, request.alias());
+    if (!attempts.ShallTryAgain(status)) return status;
+    was_lost = true;
+  }
+}
+
+std::vector<std::string> DescribeAlias(const v1::Alias& alias) {
+  return {alias.name(), alias.fingerprint(), alias.previous_fingerprint().empty() ? "-" : alias.previous_fingerprint(),
+          TimeUtil::ToString(alias.move_time())};
+}
+
+void PrintAliases(const google::protobuf::RepeatedPtrField<v1::Alias>& aliases) {
+  std::vector<std::vector<std::string>> rows = {{"ALIAS", "FINGERPRINT", "BEFORE", "SINCE"}};
+  for (const v1::Alias& alias : aliases) rows.push_back(DescribeAlias(alias));
+  printf("%s", FormatTable(rows).c_str());
+}
+
+void PrintChange(const v1::SetAliasResponse& response) {
+  printf("%s", FormatTable({{"ALIAS", "FINGERPRINT", "BEFORE", "SINCE"}, DescribeAlias(response.alias())}).c_str());
+  if (response.superseded_lease_count() > 0) {
+    printf("told that theirs is superseded: %s\n", FormatCount(response.superseded_lease_count(), "lease").c_str());
+  }
+  if (response.has_released()) {
+    printf("%s is %s\n", response.released().fingerprint().c_str(),
+           WithoutPrefix(v1::WeightSetState_Name(response.released().state()), "WEIGHT_SET_STATE_").c_str());
+  }
+}
+
+}  // namespace
+
+ExitCode RunAliasSet(const ServiceFlags& service, const AliasFlags& flags) {
+  v1::SetAliasRequest request;
+  request.set_alias(flags.alias);
+  request.set_fingerprint(flags.fingerprint);
+  request.set_release_previous(flags.release_previous);
+  if (flags.expected_fingerprint.has_value()) {
+    request.set_expected_fingerprint(Expected(*flags.expected_fingerprint));
+  }
+  return Run(
+      service, [&](const Connection& connection, Deadline deadline) { return Set(connection, request, deadline); },
+      PrintChange);
+}
+
+ExitCode RunAliasDelete(const ServiceFlags& service, const AliasFlags& flags) {
+  v1::DeleteAliasRequest request;
+  request.set_alias(flags.alias);
+  if (flags.expected_fingerprint.has_value()) {
+    request.set_expected_fingerprint(Expected(*flags.expected_fingerprint));
+  }
+  return Run(
+      service, [&](const Connection& connection, Deadline deadline) { return Delete(connection, request, deadline); },
+      [](const v1::DeleteAliasResponse& response) {
+        printf("%s named %s\n", response.alias().name().c_str(), response.alias().fingerprint().c_str());
+      });
+}
+
+ExitCode RunAliasList(const ServiceFlags& service) {
+  return Run(service, List, [](const v1::ListWeightSetsResponse& response) {
+    if (response.aliases().empty()) {
+      printf("no aliases\n");
+    } else {
+      PrintAliases(response.aliases());
+    }
+  });
+}
+
+}  // namespace weightbroker::tool
