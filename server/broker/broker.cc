@@ -161,10 +161,12 @@ struct Broker::Parts {
   void OnGpuFault(const GpuEvent& event) {
     const std::string kind = GpuEventKindName(event.kind);
     metrics.CountDeviceFault(event.uuid.empty() ? "unknown" : event.uuid, kind);
-    const std::string why = absl::StrCat(
-        "its GPU has reported ",
+    const std::string what = absl::StrCat(
+        "has reported ",
         event.kind == GpuEvent::Kind::kXid ? absl::StrCat("XID ", event.xid) : "an uncorrectable ECC error",
         ": what lies in its memory cannot be relied on");
+    const std::string why = absl::StrCat("its GPU ", what);
+    options.devices->MarkFaulty(event.uuid, absl::StrCat("it ", what));
     for (const Registry::PlacedShard& shard : registry->HealthyShards(nullptr, event.uuid)) {
       if (shard.shard->device != kHostDevice) QuarantineShard(*registry, shard.set, shard.shard->rank, why);
     }

@@ -46,7 +46,7 @@ Operation OperationOf(RpcMethod method) {
 // Methods whose success is audited at their end; of Register and Export that is when they have got what they wanted.
 bool IsAuditedAtEnd(RpcMethod method) {
   return OperationOf(method) == Operation::kAdminister || method == RpcMethod::kCommit ||
-         method == RpcMethod::kReportDamage;
+         method == RpcMethod::kReportDamage || method == RpcMethod::kJoinGroup || method == RpcMethod::kRemoveGroup;
 }
 
 std::string MessageToSend(const absl::Status& status) { return CutToEncodedSize(ToUtf8(ToStd(status.message()))); }

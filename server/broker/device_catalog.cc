@@ -129,7 +129,26 @@ const DeviceCatalog::Found& DeviceCatalog::Wait() {
 
 absl::Status DeviceCatalog::Check() { return Wait().check; }
 
-const std::vector<ServedDevice>& DeviceCatalog::Served() { return Wait().served; }
+std::vector<ServedDevice> DeviceCatalog::Served() {
+  std::vector<ServedDevice> served = Wait().served;
+  for (ServedDevice& device : served) {
+    if (device.name != kHostDevice) device.fault = FaultOf(device.name);
+  }
+  return served;
+}
+
+void DeviceCatalog::MarkFaulty(const std::string& uuid, const std::string& why) {
+  MutexLock lock(mutex_);
+  faults_.emplace(uuid, why);
+}
+
+std::string DeviceCatalog::FaultOf(const std::string& uuid) {
+  MutexLock lock(mutex_);
+  for (const std::string& name : {uuid, std::string()}) {
+    if (const auto fault = faults_.find(name); fault != faults_.end()) return fault->second;
+  }
+  return "";
+}
 
 DeviceFacts DeviceCatalog::FactsOfGpu(const Found& found, const std::string& uuid) {
   const auto gpu = std::find_if(found.gpus.begin(), found.gpus.end(), [&](const auto& g) { return g.uuid == uuid; });
@@ -178,7 +197,7 @@ GpuReport DeviceCatalog::Report() {
     device.set_compute_capability(ComputeCapability(gpu));
     device.set_total_bytes(gpu.total_bytes);
     device.set_mig_enabled(gpu.mig_enabled);
-    device.set_refusal(found.refusals[i]);
+    device.set_refusal(found.refusals[i].empty() ? FaultOf(gpu.uuid) : found.refusals[i]);
     if (const auto memory = found.inventory->Memory(gpu.uuid); memory.ok()) device.set_free_bytes(memory->free_bytes);
   }
   return report;

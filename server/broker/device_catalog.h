@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -60,7 +61,11 @@ class DeviceCatalog {
   absl::Status Check();
 
   // Never empty: the GPUs in the order in which they were named or are numbered, then the host.
-  const std::vector<ServedDevice>& Served();
+  std::vector<ServedDevice> Served();
+
+  // Has a GPU, or every one if `uuid` is empty, take no more weights until the broker is started anew. The first fault
+  // counts. Does not wait.
+  void MarkFaulty(const std::string& uuid, const std::string& why);
 
   // What of the devices that hold `ranks` is part of a fingerprint.
   DeviceFacts FactsOf(std::span<const RankPlacement> ranks);
@@ -88,13 +93,15 @@ class DeviceCatalog {
   absl::Status FindGpus(Found* found) const;
   void ChooseGpus(Found* found) const;
   const Found& Wait();
+  std::string FaultOf(const std::string& uuid);
   static DeviceFacts FactsOfGpu(const Found& found, const std::string& uuid);
 
   const DeviceCatalogOptions options_;
 
   Mutex mutex_;
   CondVar discovered_;
-  std::unique_ptr<const Found> found_ ABSL_GUARDED_BY(mutex_);  // constant once it is there
+  std::unique_ptr<const Found> found_ ABSL_GUARDED_BY(mutex_);         // constant once it is there
+  std::map<std::string, std::string> faults_ ABSL_GUARDED_BY(mutex_);  // by UUID; "" for all GPUs
   std::thread thread_;
 };
 

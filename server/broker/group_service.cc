@@ -25,6 +25,7 @@ grpc::ServerUnaryReactor* GroupServiceImpl::JoinGroup(grpc::CallbackServerContex
     reactor->Finish(record->End(status));
     return reactor;
   }
+  record->SetObject(request->name());
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
     reactor->Finish(record->End(AnswerJoin(*request, record->peer(), response)));
   });
@@ -66,6 +67,7 @@ grpc::ServerUnaryReactor* GroupServiceImpl::RemoveGroup(grpc::CallbackServerCont
     reactor->Finish(record->End(status));
     return reactor;
   }
+  record->SetObject(request->name());
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
     reactor->Finish(record->End(AnswerRemove(*request, record->peer(), response)));
   });

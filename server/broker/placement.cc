@@ -47,11 +47,20 @@ const ServedDevice* FindDevice(std::span<const ServedDevice> devices, const std:
   return found == devices.end() ? nullptr : &*found;
 }
 
+absl::Status DeviceHasFailed(const ServedDevice& device) {
+  return MakeError(Reason::kDeviceUnsupported,
+                   absl::StrCat("device ", device.name, " takes no more weights: ", device.fault),
+                   {{"device_uuid", device.name}});
+}
+
 absl::Status CheckDevicesNamed(const v1::RegisterRequest& request, size_t rank_count,
                                std::span<const ServedDevice> devices) {
   if (request.devices().empty()) return absl::OkStatus();
   for (const std::string& name : request.devices()) {
-    if (FindDevice(devices, name) != nullptr) continue;
+    if (const ServedDevice* const device = FindDevice(devices, name); device != nullptr) {
+      if (!device->fault.empty()) return DeviceHasFailed(*device);
+      continue;
+    }
     const std::string known = absl::StrJoin(
         devices, ", ", [](std::string* out, const ServedDevice& device) { absl::StrAppend(out, device.name); });
     return MakeError(Reason::kDeviceUnknown,
@@ -73,7 +82,7 @@ bool Offers(const ServedDevice& device, v1::HandleKind kind) {
 std::vector<std::string> DevicesFor(v1::HandleKind kind, std::span<const ServedDevice> devices) {
   std::vector<std::string> names;
   for (const ServedDevice& device : devices) {
-    if (!Offers(device, kind)) continue;
+    if (!Offers(device, kind) || !device.fault.empty()) continue;
     if (device.name == kHostDevice) return {device.name};
     names.push_back(device.name);
   }
@@ -189,6 +198,10 @@ absl::StatusOr<Placement> PlaceRanks(const v1::RegisterRequest& request, int32_t
     std::sort(placement.ranks.begin(), placement.ranks.end(),
               [](const RankPlacement& a, const RankPlacement& b) { return a.rank < b.rank; });
     return placement;
+  }
+  for (const ServedDevice& device : devices) {
+    const bool was_meant = std::any_of(kinds.begin(), kinds.end(), [&](auto kind) { return Offers(device, kind); });
+    if (was_meant && !device.fault.empty()) return DeviceHasFailed(device);
   }
   return offered.has_value() ? NotPlaceable(request, *offered, ranks.size(), devices) : NoSuchKind(kinds, devices);
 }

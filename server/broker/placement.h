@@ -26,6 +26,7 @@ inline constexpr char kHostDevice[] = "host";
 struct ServedDevice {
   std::string name;
   std::vector<v1::HandleKind> handle_kinds;  // best first
+  std::string fault = {};                    // why no more weights are put there; empty if they are
 };
 std::vector<ServedDevice> HostOnly();
 

@@ -103,7 +103,8 @@ def accelerated(folder):
 
 
 class Load:
-    """Calls the service as engines and operators do, again and again, until it is stopped."""
+    """Calls the service as engines and operators do, again and again, until it is stopped. A command is a program of ours
+    with its arguments."""
 
     def __init__(self, service, *commands):
         self._service, self._commands = service, commands
@@ -113,7 +114,7 @@ class Load:
     def _run(self):
         while not self._stop.is_set():
             for command in self._commands:
-                self._service.run("weightbroker", *command)
+                self._service.run(*command)
             self._stop.wait(0.2)
 
     def __enter__(self):
@@ -126,6 +127,10 @@ class Load:
 
 
 ANY = ("--torch_version", "any")
+
+
+def tool(*arguments):
+    return ("weightbroker", *arguments)
 
 
 def start_engine(service, model):
@@ -201,12 +206,15 @@ def run_rehearsal(models, service, prometheus):
     try:
         wait_until("the engine holds a lease",
                    lambda: json.loads(service.run("weightbroker", "health", "--json").stdout)["lease_count"] == 1)
-        usual = [("export", "models:small", *ANY), ("verify", "models:small", *ANY), ("fingerprint", "models:small", *ANY),
-                 ("register", "models:small", *ANY, "--devices", "host"), ("list",)]
-        faults = [("export", "models:small", "--torch_version", "2.11.0"), ("export", "models:other", *ANY),
-                  ("unregister", fingerprint), ("register", "models:large", *ANY, "--devices", "host")]
+        attach = ("engine", "--socket", service.socket, "--model", "models:small", "--fallback", "fail")
+        usual = [tool("export", "models:small", *ANY), tool("verify", "models:small", *ANY),
+                 tool("fingerprint", "models:small", *ANY), tool("register", "models:small", *ANY, "--devices", "host"),
+                 tool("list"), (*attach, *ANY)]
+        faults = [tool("export", "models:small", "--torch_version", "2.11.0"), tool("export", "models:other", *ANY),
+                  tool("unregister", fingerprint), tool("register", "models:large", *ANY, "--devices", "host"),
+                  (*attach, "--torch_version", "2.11.0")]
         # There is room for one of the two: each makes the other go.
-        evictions = [("register", f"models:{name}", *ANY, "--devices", "host") for name in ("first", "second")]
+        evictions = [tool("register", f"models:{name}", *ANY, "--devices", "host") for name in ("first", "second")]
         causes = ("WeightbrokerFingerprintMismatches", "WeightbrokerExportsRefused", "WeightbrokerMemoryPressure",
                   "WeightbrokerStuckLease")
         with Load(service, *usual, *evictions, *faults):
@@ -228,9 +236,9 @@ def main():
     check_files()
     check_dashboard_schema()
     with tempfile.TemporaryDirectory() as models, tempfile.TemporaryDirectory() as rules:
-        tool = pathlib.Path(sys.argv[1]) / "weightbroker"
+        program = pathlib.Path(sys.argv[1]) / "weightbroker"
         for name, size in {"small": "4MB", "other": "4MB", "first": "40MB", "second": "40MB", "large": "1GB"}.items():
-            subprocess.run([tool, "mkcheckpoint", f"{models}/{name}", "--model", "llama", "--bytes", size, "--sparse"],
+            subprocess.run([program, "mkcheckpoint", f"{models}/{name}", "--model", "llama", "--bytes", size, "--sparse"],
                            check=True, stdout=subprocess.DEVNULL)
         service = Service(sys.argv[1], {"models": models}, flags=("--memory_limit", "64MiB", "--eviction", "idle"))
         target = f"127.0.0.1:{service.metrics_port}"

@@ -113,12 +113,16 @@ TEST_F(CallRecordTest, WritesOneAuditLineForWhatWasDoneAndForARefusalSayingWhoWh
     done.End(absl::OkStatus());
     CallRecord refused(context_, RpcMethod::kExport, "fd:7");
     refused.End(MakeError(Reason::kNotResident, "it is not there"));
+    CallRecord removed(context_, RpcMethod::kRemoveGroup, "fd:7");
+    removed.SetObject("pair");
+    removed.End(absl::OkStatus());
     CallRecord looked(context_, RpcMethod::kHealth, "fd:7");
     looked.End(absl::OkStatus());
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("event=audit method=Unregister uid=1000 gid=1000 peer_pid=42 object=abc outcome=ok\n"));
   EXPECT_THAT(log, HasSubstr("event=audit method=Export uid=1000 gid=1000 peer_pid=42 outcome=NOT_RESIDENT\n"));
+  EXPECT_THAT(log, HasSubstr("event=audit method=RemoveGroup uid=1000 gid=1000 peer_pid=42 object=pair outcome=ok\n"));
   EXPECT_THAT(log, ::testing::Not(HasSubstr("method=Health")));
 }
 

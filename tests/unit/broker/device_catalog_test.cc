@@ -62,6 +62,30 @@ TEST_F(DeviceCatalogTest, ServesEveryGpuThatCanBeUsedAndThenTheHost) {
   EXPECT_EQ(catalog->Report().refusal, "");
 }
 
+TEST_F(DeviceCatalogTest, PutsNothingMoreOnAGpuThatHasFailed) {
+  const auto catalog = Make({"all"}, {Gpu(0, kFirst), Gpu(1, kSecond)});
+  catalog->MarkFaulty(kFirst, "it has reported XID 79");
+  catalog->MarkFaulty(kFirst, "and then another one");
+  EXPECT_EQ(catalog->Report().devices[0].refusal(), "it has reported XID 79");
+  EXPECT_EQ(catalog->Report().devices[1].refusal(), "");
+
+  v1::RegisterRequest request;
+  EXPECT_EQ(PlaceRanks(request, 1, catalog->Served())->ranks[0].device, kSecond);
+  EXPECT_FALSE(PlaceRanks(request, 2, catalog->Served()).ok());
+  request.add_devices(kFirst);
+  EXPECT_THAT(PlaceRanks(request, 1, catalog->Served()),
+              StatusIs(Reason::kDeviceUnsupported, HasSubstr("takes no more weights: it has reported XID 79")));
+}
+
+TEST_F(DeviceCatalogTest, AFaultOfEveryGpuMovesNothingToTheHostUnasked) {
+  const auto catalog = Make({"all"}, {Gpu(0, kFirst), Gpu(1, kSecond)});
+  catalog->MarkFaulty("", "it has reported XID 119");
+  v1::RegisterRequest request;
+  EXPECT_THAT(PlaceRanks(request, 1, catalog->Served()), StatusIs(Reason::kDeviceUnsupported, HasSubstr("XID 119")));
+  request.add_handle_kinds(v1::HANDLE_KIND_HOST_MEMFD);
+  EXPECT_EQ(PlaceRanks(request, 1, catalog->Served())->ranks[0].device, "host");
+}
+
 TEST_F(DeviceCatalogTest, ServesThoseThatAreNamedInTheirOrderByNumberOrUuid) {
   const auto catalog = Make({"1", kFirst, "1"}, {Gpu(0, kFirst), Gpu(1, kSecond), Gpu(2, kMig)});
   EXPECT_THAT(NamesOf(*catalog), ElementsAre(kSecond, kFirst, "host"));
