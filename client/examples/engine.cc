@@ -27,6 +27,7 @@ struct EngineFlags : example::Flags {
   std::vector<weightbroker::HandleKind> handle_kinds;
   std::vector<std::string> devices;
   bool evict_unleased = false;
+  std::string alias;
 };
 
 int PrintFailure(const weightbroker::Status& status, const EngineFlags& flags) {
@@ -44,8 +45,11 @@ void PrintLeaseEvent(const weightbroker::LeaseEvent& event) {
   static const std::map<Kind, const char*> kNames = {{Kind::kDraining, "is about to end"},
                                                      {Kind::kInterrupted, "was interrupted"},
                                                      {Kind::kRenewed, "was renewed"},
-                                                     {Kind::kLost, "was lost"}};
-  fprintf(stderr, "the lease %s: %s\n", kNames.at(event.kind), event.why.ToString().c_str());
+                                                     {Kind::kLost, "was lost"},
+                                                     {Kind::kSuperseded, "is on a version that is not the latest"}};
+  const std::string why =
+      event.kind == Kind::kSuperseded ? event.alias + " names " + event.fingerprint + " now" : event.why.ToString();
+  fprintf(stderr, "the lease %s: %s\n", kNames.at(event.kind), why.c_str());
 }
 
 weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
@@ -59,6 +63,7 @@ weightbroker::AttachOptions ToAttachOptions(const EngineFlags& flags) {
   options.handle_kinds = flags.handle_kinds;
   options.devices = flags.devices;
   options.evict_unleased = flags.evict_unleased;
+  options.alias = flags.alias;
   options.on_lease_event = PrintLeaseEvent;
   options.on_progress = [](const weightbroker::LoadProgress& progress) {
     fprintf(stderr, "%s: %lld of %lld bytes\n", progress.phase.c_str(), static_cast<long long>(progress.done_bytes),
@@ -176,6 +181,7 @@ int main(int argc, char** argv) {
                                                                      {"CUDA_VMM_FD", HandleKind::kCudaVmmFd},
                                                                      {"CUDA_IPC", HandleKind::kCudaIpc}}));
   app.add_option("--devices", flags.devices, "The UUID of each rank's GPU, in the order of ranks")->delimiter(',');
+  app.add_option("--alias", flags.alias, "Attach to what this alias names, as llama@live; the model is for the disk");
   app.add_flag("--evict_unleased", flags.evict_unleased,
                "Where a load from disk needs the room on the GPU, have the service let go of what nobody holds");
   app.add_flag("--verify", flags.verify, "Compare every tensor with its digest");

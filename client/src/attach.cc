@@ -34,8 +34,9 @@ class Attachment {
     RETURN_IF_ERROR(ReadHeader());
     state_->times.header_seconds = SecondsSinceStart();
     RETURN_IF_ERROR(MapAndReadManifest());
-    ASSIGN_OR_RETURN(state_->lease, Lease::Start(connection_, std::move(stream_), header_,
-                                                 {options_.lease_renewal_deadline, options_.on_lease_event}));
+    ASSIGN_OR_RETURN(state_->lease,
+                     Lease::Start(connection_, std::move(stream_), header_,
+                                  {options_.lease_renewal_deadline, options_.on_lease_event, options_.alias}));
     return std::move(state_);
   }
 
@@ -142,6 +143,7 @@ class ServiceAttach {
 
   absl::StatusOr<std::unique_ptr<WeightsState>> Run() {
     ASSIGN_OR_RETURN(connection_, services_.For(engine_.name()));
+    if (!options_.alias.empty()) return ExportByAlias();
     if (!options_.fingerprint.empty()) return ExportByFingerprint(options_.fingerprint);
     if (services_.per_gpu() && options_.devices.size() > 1) return AttachOneOfSeveralServices();
     auto state = Export(connection_, ExportBySpec(), engine_, options_);
@@ -179,6 +181,17 @@ class ServiceAttach {
   absl::StatusOr<std::unique_ptr<WeightsState>> ExportByFingerprint(const std::string& fingerprint) const {
     v1::ExportRequest request = ExportBySpec();
     request.set_fingerprint(fingerprint);
+    return Export(connection_, request, engine_, options_);
+  }
+
+  // What the alias names is the service's to say, once for each Export: the environment is compared with it.
+  absl::StatusOr<std::unique_ptr<WeightsState>> ExportByAlias() const {
+    if (!options_.fingerprint.empty()) {
+      return MakeError(Reason::kInvalidArgument, "the options name a fingerprint and an alias: give one of them",
+                       {{"field", "alias"}});
+    }
+    v1::ExportRequest request = ExportBySpec();
+    request.set_alias(options_.alias);
     return Export(connection_, request, engine_, options_);
   }
 

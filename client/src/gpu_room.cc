@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,11 +25,16 @@ constexpr int64_t kMiB = 1 << 20;
 struct ResidentSet {
   std::string fingerprint;
   int64_t size_bytes = 0;
-  int lease_count = 0;  // of all its ranks: it is unregistered as a whole
+  int lease_count = 0;                        // of all its ranks: it is unregistered as a whole
+  bool is_kept = false;                       // pinned, or named by an alias
+  std::pair<int64_t, int32_t> last_use = {};  // seconds and nanoseconds
+
+  bool may_go() const { return lease_count == 0 && !is_kept; }
 
   std::string Describe() const {
     return absl::StrCat("weight set ", fingerprint.substr(0, kFingerprintDigits), " of the service (",
-                        size_bytes / kMiB, " MiB, ", lease_count, lease_count == 1 ? " lease)" : " leases)");
+                        size_bytes / kMiB, " MiB, ", lease_count, lease_count == 1 ? " lease" : " leases",
+                        is_kept ? ", pinned or named by an alias)" : ")");
   }
 };
 
@@ -42,10 +48,10 @@ class Room {
     if (enough) return absl::OkStatus();
     const std::vector<ResidentSet> sets = ListSets();
     int64_t most_bytes = free_bytes_;
-    for (const ResidentSet& set : sets) most_bytes += set.lease_count == 0 ? set.size_bytes : 0;
+    for (const ResidentSet& set : sets) most_bytes += set.may_go() ? set.size_bytes : 0;
     if (most_bytes < need_bytes_) return Full();  // nothing goes for nothing
     for (const ResidentSet& set : sets) {
-      if (!options_.evict || set.lease_count > 0 || !Unregister(set.fingerprint)) continue;
+      if (!options_.evict || !set.may_go() || !Unregister(set.fingerprint)) continue;
       ASSIGN_OR_RETURN(enough, WaitForRoom(free_bytes_ + set.size_bytes));
       if (enough) return absl::OkStatus();
     }
@@ -75,7 +81,8 @@ class Room {
     }
   }
 
-  // Oldest first. Empty if there is no service, or it does not say: then nothing of its is let go of.
+  // Those not used for longest first, as the service itself evicts them. Empty if there is no service, or it does not
+  // say: then nothing of its is let go of.
   std::vector<ResidentSet> ListSets() const {
     if (options_.service == nullptr) return {};
     v1::ListWeightSetsResponse response;
@@ -90,8 +97,12 @@ class Room {
         here.lease_count += shard.lease_count();
         if (shard.device() == uuid_) here.size_bytes += shard.size_bytes();
       }
+      here.is_kept = set.pinned() || !set.aliases().empty();
+      here.last_use = {set.last_use_time().seconds(), set.last_use_time().nanos()};
       if (here.size_bytes > 0) sets.push_back(std::move(here));
     }
+    std::stable_sort(sets.begin(), sets.end(),
+                     [](const ResidentSet& a, const ResidentSet& b) { return a.last_use < b.last_use; });
     return sets;
   }
 

@@ -15,13 +15,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-v1::ExportRequest RenewalOf(const v1::ExportHeader& header) {
+v1::ExportRequest RenewalOf(const v1::ExportHeader& header, const std::string& alias) {
   v1::ExportRequest request;
   request.set_fingerprint(header.fingerprint());
   request.set_rank(header.rank());
   request.set_hold(true);
   request.mutable_renewal()->set_generation(header.generation());
   *request.mutable_renewal()->mutable_resident_time() = header.resident_time();
+  request.mutable_renewal()->set_alias(alias);
   return request;
 }
 
@@ -46,7 +47,7 @@ Lease::Lease(std::shared_ptr<const Connection> connection, std::unique_ptr<Expor
              const v1::ExportHeader& header, LeaseOptions options)
     : connection_(std::move(connection)),
       options_(std::move(options)),
-      renewal_(RenewalOf(header)),
+      renewal_(RenewalOf(header, options_.alias)),
       stream_(std::move(stream)) {}
 
 Lease::~Lease() {
@@ -112,6 +113,7 @@ void Lease::TakeEvent(const RawMessage& message) {
   v1::ExportResponse response;
   const std::string_view bytes = message.bytes();
   if (!response.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+  if (response.event().kind() == v1::ExportEvent::KIND_SUPERSEDED) return TellSuperseded(response.event());
   if (response.event().kind() == v1::ExportEvent::KIND_QUARANTINED) {
     Move(LeaseEvent::Kind::kQuarantined,
          MakeError(Reason::kQuarantined,
@@ -122,6 +124,16 @@ void Lease::TakeEvent(const RawMessage& message) {
   if (response.event().kind() != v1::ExportEvent::KIND_DRAINING) return;  // an event that a later version knows
   Move(LeaseEvent::Kind::kDraining, MakeError(Reason::kDraining, absl::StrCat("the service takes the weight set down: ",
                                                                               response.event().message())));
+}
+
+// The lease is what it was.
+void Lease::TellSuperseded(const v1::ExportEvent& event) {
+  if (!options_.on_event) return;
+  LeaseEvent told;
+  told.kind = LeaseEvent::Kind::kSuperseded;
+  told.alias = event.alias();
+  told.fingerprint = event.fingerprint();
+  options_.on_event(told);
 }
 
 void Lease::ReportDamage(const std::string& tensor) const {

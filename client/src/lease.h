@@ -27,6 +27,7 @@ namespace weightbroker::client {
 struct LeaseOptions {
   std::chrono::milliseconds renewal_deadline;            // after an interruption; 0: a lease is not renewed
   std::function<void(const LeaseEvent&)> on_event = {};  // on the watching thread; may be empty
+  std::string alias = {};                                // by which the Export named the set; empty if it did not
 };
 
 class Lease {
@@ -57,6 +58,7 @@ class Lease {
   void Watch();
   absl::Status ReadToTheEnd();
   void TakeEvent(const RawMessage& message);
+  void TellSuperseded(const v1::ExportEvent& event);
   absl::Status Renew();
   absl::Status TryRenew(Deadline deadline);
   ExportStream* Replace(std::unique_ptr<ExportStream> stream);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "client/tool/export_look.h"
 #include "client/tool/output.h"
+#include "common/base/alias_name.h"
 #include "common/base/error.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
@@ -83,6 +84,18 @@ absl::StatusOr<std::string> FingerprintOfResident(const Connection& connection, 
   return response.fingerprint();
 }
 
+absl::StatusOr<std::string> FingerprintOfAlias(const Connection& connection, const std::string& alias,
+                                               Deadline deadline) {
+  v1::FingerprintRequest request;
+  request.set_alias(alias);
+  v1::FingerprintResponse response;
+  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return connection.service().Fingerprint(&context, request, &response);
+  }));
+  return response.fingerprint();
+}
+
 // One field, for a message: sizes that an older service left out are 1.
 std::string ValueOf(const v1::WeightSpec& spec, const google::protobuf::FieldDescriptor& field) {
   const google::protobuf::Reflection& reflection = *spec.GetReflection();
@@ -143,12 +156,15 @@ absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set) {
 
 absl::StatusOr<v1::WeightSet> FindResidentSet(const Connection& connection, const SetFlags& flags, Deadline deadline) {
   std::string fingerprint = flags.weights;
-  if (!IsFingerprint(flags.weights)) {
+  const bool is_named = IsFingerprint(flags.weights) || IsAliasName(flags.weights);
+  if (IsAliasName(flags.weights)) {
+    ASSIGN_OR_RETURN(fingerprint, FingerprintOfAlias(connection, flags.weights, deadline));
+  } else if (!is_named) {
     ASSIGN_OR_RETURN(fingerprint, FingerprintOfResident(connection, flags, deadline));
   }
   ASSIGN_OR_RETURN(const v1::ListWeightSetsResponse list, List(connection, deadline));
   ASSIGN_OR_RETURN(v1::WeightSet set, FindByFingerprint(list, fingerprint));
-  if (IsFingerprint(flags.weights)) RETURN_IF_ERROR(CheckFlagsFit(flags, set));
+  if (is_named) RETURN_IF_ERROR(CheckFlagsFit(flags, set));
   if (set.state() != v1::WEIGHT_SET_STATE_RESIDENT) {
     return MakeError(Reason::kNotResident,
                      absl::StrCat("the weight set ", set.fingerprint(), " is not resident but ",

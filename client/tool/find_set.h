@@ -1,4 +1,5 @@
-// Which weight set a command is about, as its user names it: by a fingerprint, or by a model and what goes with it.
+// Which weight set a command is about, as its user names it: by a fingerprint, by an alias, or by a model and what goes
+// with it.
 #pragma once
 
 #include <optional>
@@ -11,7 +12,7 @@
 namespace weightbroker::tool {
 
 struct SetFlags {
-  std::string weights;        // a fingerprint, or at least 8 digits of it; or a model
+  std::string weights;        // a fingerprint, or at least 8 digits of it; or an alias; or a model
   std::string torch_version;  // with a model
   v1::WeightSpec spec;        // with a model, but for the model itself
   std::optional<int32_t> rank;
@@ -31,8 +32,9 @@ bool IsModel(const std::string& weights);
 absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set);
 
 // The resident set that is meant. For a fingerprint WEIGHT_SET_UNKNOWN, WEIGHT_SET_AMBIGUOUS, or as CheckFlagsFit; for
-// a model what Export by spec says: NOT_RESIDENT, STILL_LOADING, FINGERPRINT_MISMATCH with every differing field, or
-// MODEL_NOT_FOUND of weights whose files are gone, unless the service exports those.
+// an alias ALIAS_UNKNOWN or the same; for a model what Export by spec says: NOT_RESIDENT, STILL_LOADING,
+// FINGERPRINT_MISMATCH with every differing field, or MODEL_NOT_FOUND of weights whose files are gone, unless the
+// service exports those.
 absl::StatusOr<v1::WeightSet> FindResidentSet(const client::Connection& connection, const SetFlags& flags,
                                               client::Deadline deadline);
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/src/connection.h"
 #include "client/tool/format.h"
+#include "common/base/alias_name.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
@@ -17,8 +18,12 @@ using client::Connection;
 
 absl::StatusOr<v1::FingerprintResponse> Fingerprint(const ServiceFlags& service, const SetFlags& flags) {
   v1::FingerprintRequest request;
-  *request.mutable_spec() = SpecOf(flags);
-  *request.mutable_environment() = EnvironmentOf(flags);
+  if (IsAliasName(flags.weights)) {
+    request.set_alias(flags.weights);
+  } else {
+    *request.mutable_spec() = SpecOf(flags);
+    *request.mutable_environment() = EnvironmentOf(flags);
+  }
   ASSIGN_OR_RETURN(const auto connection, Connection::Open({.socket_path = service.socket}));
   v1::FingerprintResponse response;
   RETURN_IF_ERROR(connection->Call(client::DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {

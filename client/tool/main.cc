@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/tool/alias_command.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
 #include "client/tool/groups_command.h"
@@ -23,6 +24,7 @@
 #include "client/tool/top_command.h"
 #include "client/tool/validators.h"
 #include "client/tool/verify_command.h"
+#include "common/base/alias_name.h"
 #include "common/base/file.h"
 #include "common/base/quote.h"
 
@@ -62,6 +64,7 @@ class CommandLine {
     AddStatus();
     AddTop();
     AddUnregister();
+    AddAlias();
     AddFingerprint();
     AddExport();
     AddVerify();
@@ -164,6 +167,9 @@ class CommandLine {
     command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")
         ->delimiter(',')
         ->check(Utf8());
+    command->add_flag("--pinned", register_.pinned, "Never evict it, under this broker or a later one");
+    command->add_flag("--dry_run", register_.dry_run,
+                      "Only say what it would need, what there is, and what would be evicted for it");
     command->add_flag("!--no_wait", register_.wait, "Return as soon as the load is under way");
     command->add_option("--load_timeout", load_timeout_seconds_, "Seconds to wait for the load")
         ->check(Seconds())
@@ -213,11 +219,46 @@ class CommandLine {
     command->callback([this] { run_ = [this] { return RunUnregister(service_, unregister_); }; });
   }
 
+  void AddAlias() {
+    CLI::App* command = app_.add_subcommand("alias", "Have a name stand for one weight set, and move it to another");
+    command->require_subcommand(1);
+    CLI::App* set = command->add_subcommand("set", "Have an alias name a resident weight set");
+    AddAliasName(set);
+    set->add_option("fingerprint", alias_.fingerprint, "The fingerprint, or at least 8 digits of it")
+        ->required()
+        ->check(Utf8());
+    AddExpected(set);
+    set->add_flag("--release_previous", alias_.release_previous,
+                  "Release what it named before, once the last lease on that has ended");
+    AddServiceFlags(set);
+    set->callback([this] { run_ = [this] { return RunAliasSet(service_, alias_); }; });
+    CLI::App* remove = command->add_subcommand("delete", "Remove an alias; what it names stays");
+    AddAliasName(remove);
+    AddExpected(remove);
+    AddServiceFlags(remove);
+    remove->callback([this] { run_ = [this] { return RunAliasDelete(service_, alias_); }; });
+    CLI::App* list = command->add_subcommand("list", "List the aliases");
+    AddServiceFlags(list);
+    list->callback([this] { run_ = [this] { return RunAliasList(service_); }; });
+  }
+
+  void AddAliasName(CLI::App* command) {
+    command->add_option("alias", alias_.alias, "The name, NAME@TAG, as llama@live")->required()->check(Utf8());
+  }
+
+  void AddExpected(CLI::App* command) {
+    command
+        ->add_option("--expected", alias_.expected_fingerprint,
+                     "The whole fingerprint that it must name now, or \"none\"; else nothing is changed")
+        ->check(Utf8());
+  }
+
   // Which weights a command is about, where a fingerprint says it or a model and what goes with it.
   static void AddSetFlags(CLI::App* command, SetFlags* flags) {
     command
         ->add_option("weights", flags->weights,
-                     "A fingerprint, or at least 8 digits of it; or a model, with --torch_version and the flags below")
+                     "A fingerprint, or at least 8 digits of it; or an alias; or a model, with --torch_version and the "
+                     "flags below")
         ->required()
         ->check(Utf8());
     command->add_option("--torch_version", flags->torch_version, "With a model: the engine's torch version, or \"any\"")
@@ -226,12 +267,13 @@ class CommandLine {
         ->check(WholeNumberFrom(0));
     AddSpecFlags(command, &flags->spec);
     command->parse_complete_callback([flags] {
-      if (IsFingerprint(flags->weights)) return;
+      if (IsFingerprint(flags->weights) || IsAliasName(flags->weights)) return;
       if (!IsModel(flags->weights)) {
         throw CLI::ValidationError(
             "weights", absl::StrCat(Quote(flags->weights),
                                     " is no fingerprint, of which 8 to 64 lower-case hexadecimal "
-                                    "digits are needed, and no model, which is name:relative/path or a folder"));
+                                    "digits are needed, no alias, which is NAME@TAG, and no model, which is "
+                                    "name:relative/path or a folder"));
       }
       if (flags->torch_version.empty()) throw CLI::RequiredError("--torch_version");
     });
@@ -240,12 +282,20 @@ class CommandLine {
   void AddFingerprint() {
     CLI::App* command = app_.add_subcommand(
         "fingerprint", "Show what a model's fingerprint is made of, and how what is resident differs from it");
-    command->add_option("model", fingerprint_.weights, "name:relative/path under a model root, or an absolute folder")
+    command
+        ->add_option("model", fingerprint_.weights,
+                     "name:relative/path under a model root, or an absolute folder; or an alias")
         ->required()
         ->check(Utf8());
-    command->add_option("--torch_version", fingerprint_.torch_version, "The engine's torch version, or \"any\"")
-        ->required()
+    command
+        ->add_option("--torch_version", fingerprint_.torch_version,
+                     "With a model: the engine's torch version, or \"any\"")
         ->check(Utf8());
+    command->parse_complete_callback([this] {
+      if (!IsAliasName(fingerprint_.weights) && fingerprint_.torch_version.empty()) {
+        throw CLI::RequiredError("--torch_version");
+      }
+    });
     AddSpecFlags(command, &fingerprint_.spec);
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunFingerprint(service_, fingerprint_); }; });
@@ -363,6 +413,7 @@ class CommandLine {
   ServiceFlags service_;
   RegisterFlags register_;
   UnregisterFlags unregister_;
+  AliasFlags alias_;
   TopFlags top_;
   double top_interval_seconds_ = 2;
   SetFlags fingerprint_;

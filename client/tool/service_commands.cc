@@ -11,6 +11,7 @@
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/unregister.h"
+#include "client/tool/dry_run.h"
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
 #include "common/base/error.h"
@@ -109,6 +110,18 @@ void PrintSets(const RepeatedPtrField<v1::WeightSet>& sets) {
   }
 }
 
+// What may become of each resident set when memory is missing.
+void PrintPolicies(const RepeatedPtrField<v1::WeightSet>& sets) {
+  std::vector<std::vector<std::string>> rows = {{"FINGERPRINT", "POLICY", "LAST USE", "ALIASES"}};
+  for (const v1::WeightSet& set : sets) {
+    if (!set.has_last_use_time()) continue;
+    rows.push_back({set.fingerprint().substr(0, kShortFingerprint), set.pinned() ? "pinned" : "evictable",
+                    TimeUtil::ToString(set.last_use_time()),
+                    set.aliases().empty() ? "-" : absl::StrJoin(set.aliases(), " ")});
+  }
+  if (rows.size() > 1) printf("\n%s", FormatTable(rows).c_str());
+}
+
 void PrintSet(const v1::WeightSet& set) {
   RepeatedPtrField<v1::WeightSet> sets;
   *sets.Add() = set;
@@ -153,6 +166,7 @@ v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   for (const std::string& device : flags.devices) request.add_devices(device);
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_wait(flags.wait);
+  request.set_pinned(flags.pinned);
   return request;
 }
 
@@ -223,6 +237,7 @@ absl::StatusOr<v1::HealthResponse> AskHealth(const ServiceFlags& service) {
 }
 
 ExitCode RunRegister(const ServiceFlags& service, const RegisterFlags& flags) {
+  if (flags.dry_run) return RunDryRun(service, ToRequest(flags), flags.load_timeout);
   const absl::StatusOr<v1::WeightSet> set = Register(service, flags);
   if (!set.ok()) return PrintError(set.status(), service.json);
   if (service.json) {
@@ -256,7 +271,10 @@ ExitCode RunList(const ServiceFlags& service) {
       [](const Connection& connection, grpc::ClientContext& context, v1::ListWeightSetsResponse* response) {
         return connection.admin_service().ListWeightSets(&context, {}, response);
       },
-      [](const v1::ListWeightSetsResponse& response) { PrintSets(response.weight_sets()); });
+      [](const v1::ListWeightSetsResponse& response) {
+        PrintSets(response.weight_sets());
+        PrintPolicies(response.weight_sets());
+      });
 }
 
 ExitCode RunHealth(const ServiceFlags& service) {

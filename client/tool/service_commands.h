@@ -25,6 +25,8 @@ struct RegisterFlags {
   v1::WeightSpec spec;               // but for its model
   std::vector<int> ranks;            // empty: all of them
   std::vector<std::string> devices;  // of each; empty: the service chooses
+  bool pinned = false;
+  bool dry_run = false;
   bool wait = true;
   std::chrono::milliseconds load_timeout{3'600'000};
 };

@@ -65,6 +65,9 @@ namespace weightbroker {
   X(kWeightSetUnknown, "WEIGHT_SET_UNKNOWN", kNotFound)                      \
   X(kWeightSetAmbiguous, "WEIGHT_SET_AMBIGUOUS", kInvalidArgument)           \
   X(kLeased, "LEASED", kFailedPrecondition)                                  \
+  X(kAliased, "ALIASED", kFailedPrecondition)                                \
+  X(kAliasUnknown, "ALIAS_UNKNOWN", kNotFound)                               \
+  X(kAliasConflict, "ALIAS_CONFLICT", kAborted)                              \
   X(kCancelled, "CANCELLED", kCancelled)                                     \
   X(kMemoryExhausted, "MEMORY_EXHAUSTED", kResourceExhausted)                \
   X(kLoaderFailed, "LOADER_FAILED", kInternal)                               \

@@ -109,9 +109,15 @@ int64_t AllowedIn(const std::string& folder, const Controller& controller) {
   return std::max<int64_t>(0, *limit - std::max<int64_t>(0, *usage - reclaimable));
 }
 
-// The least that this process's cgroup and those above it allow. In a container the mount shows the hierarchy from the
-// container's own cgroup on, and the path may be the host's: then the mount point is what there is to see.
-int64_t AllowedBy(const std::string& root, const Controller& controller) {
+// What the cgroup in `folder` is limited to; kNoLimit if it has no limit.
+int64_t LimitOf(const std::string& folder, const Controller& controller) {
+  return ReadNumber(folder + "/" + LimitFile(controller)).value_or(kNoLimit);
+}
+
+// The least that `ask` says of this process's cgroup and those above it. In a container the mount shows the hierarchy
+// from the container's own cgroup on, and the path may be the host's: then the mount point is what there is to see.
+int64_t LeastOf(int64_t (*ask)(const std::string&, const Controller&), const std::string& root,
+                const Controller& controller) {
   std::string path = OwnPath(root, controller);
   const std::string& shown_from = controller.mount_root;
   if (shown_from != "/") {
@@ -119,12 +125,12 @@ int64_t AllowedBy(const std::string& root, const Controller& controller) {
     path = is_below ? path.substr(shown_from.size()) : "";
   }
   while (!path.empty() && path.back() == '/') path.pop_back();
-  int64_t allowed = AllowedIn(root + controller.mount_point, controller);
+  int64_t least = ask(root + controller.mount_point, controller);
   while (!path.empty()) {
-    allowed = std::min(allowed, AllowedIn(root + controller.mount_point + path, controller));
+    least = std::min(least, ask(root + controller.mount_point + path, controller));
     path.resize(path.rfind('/'));
   }
-  return allowed;
+  return least;
 }
 
 // The word in brackets: "always [madvise] never" -> "madvise".
@@ -159,12 +165,22 @@ HostMemory ReadHostMemory(const std::string& root) {
   for (std::string line; std::getline(mounts, line);) {
     const auto controller = ParseMount(line);
     if (!controller.has_value()) continue;
-    const int64_t allowed = AllowedBy(root, *controller);
+    const int64_t allowed = LeastOf(AllowedIn, root, *controller);
     if (allowed >= memory.available_bytes) continue;
     memory.available_bytes = allowed;
     memory.limited_by = "cgroup";
   }
   return memory;
+}
+
+int64_t ReadHostMemoryTotal(const std::string& root) {
+  int64_t total_bytes = ReadKeyedNumber(root + "/proc/meminfo", "MemTotal:").value_or(0) * 1024;
+  std::ifstream mounts(root + "/proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    const auto controller = ParseMount(line);
+    if (controller.has_value()) total_bytes = std::min(total_bytes, LeastOf(LimitOf, root, *controller));
+  }
+  return total_bytes;
 }
 
 v1::PageKind ProbeHostPageKind(int64_t size_bytes, const std::string& root) {

@@ -27,6 +27,10 @@ struct HostMemory {
 // that a cgroup could drop counts as available in it. `root` stands before every path that is read, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
+// All the memory that there is for this process: the machine's, or the least that a cgroup above it limits it to. It
+// does not change with what is taken.
+int64_t ReadHostMemoryTotal(const std::string& root = "");
+
 // What pages a new slab of `size_bytes` would get now: reserved huge pages if enough are free, else transparent ones
 // where the system allows them for shared memory, else base pages. Less than one huge page gets base pages.
 v1::PageKind ProbeHostPageKind(int64_t size_bytes, const std::string& root = "");

@@ -7,6 +7,7 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "server/broker/alias_calls.h"
 #include "server/broker/call_record.h"
 #include "server/broker/scrub_call.h"
 
@@ -20,6 +21,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::ListWeightSets(grpc::CallbackServerC
   absl::Status status = record.CheckCaller();
   if (status.ok()) {
     for (v1::WeightSet& set : context_.registry->List()) *response->add_weight_sets() = std::move(set);
+    for (const KeptAlias& alias : context_.registry->Aliases()) WriteAlias(alias, response->add_aliases());
     status = context_.registry->CheckServing();
   }
   reactor->Finish(record.End(status));
@@ -48,6 +50,38 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Unregister(grpc::CallbackServerConte
            {"peer_pid", absl::StrCat(record->peer().pid)}});
     }
     reactor->Finish(record->End(status));
+  });
+  if (!taken) reactor->Finish(record->End(WorkersBusyError()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::SetAlias(grpc::CallbackServerContext* grpc_context,
+                                                     const v1::SetAliasRequest* request,
+                                                     v1::SetAliasResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kSetAlias, grpc_context->peer());
+  if (const absl::Status status = record->CheckCaller(); !status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
+    reactor->Finish(record->End(AnswerSetAlias(context_, *record, *request, response)));
+  });
+  if (!taken) reactor->Finish(record->End(WorkersBusyError()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminServiceImpl::DeleteAlias(grpc::CallbackServerContext* grpc_context,
+                                                        const v1::DeleteAliasRequest* request,
+                                                        v1::DeleteAliasResponse* response) {
+  auto* const reactor = grpc_context->DefaultReactor();
+  const auto record = std::make_shared<CallRecord>(context_, RpcMethod::kDeleteAlias, grpc_context->peer());
+  if (const absl::Status status = record->CheckCaller(); !status.ok()) {
+    reactor->Finish(record->End(status));
+    return reactor;
+  }
+  const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
+    reactor->Finish(record->End(AnswerDeleteAlias(context_, *record, *request, response)));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;

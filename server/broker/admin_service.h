@@ -20,6 +20,12 @@ class AdminServiceImpl final : public v1::WeightBrokerAdminService::CallbackServ
   // Ending a load waits for its loader to end, so a worker does it.
   grpc::ServerUnaryReactor* Unregister(grpc::CallbackServerContext* grpc_context, const v1::UnregisterRequest* request,
                                        v1::UnregisterResponse* response) override;
+  // The vault is told before the change is seen, so a worker does it.
+  grpc::ServerUnaryReactor* SetAlias(grpc::CallbackServerContext* grpc_context, const v1::SetAliasRequest* request,
+                                     v1::SetAliasResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteAlias(grpc::CallbackServerContext* grpc_context,
+                                        const v1::DeleteAliasRequest* request,
+                                        v1::DeleteAliasResponse* response) override;
   grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext* grpc_context,
                                                      const v1::ScrubRequest* request) override;
 

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/alias_name.h"
 #include "common/base/error.h"
 #include "common/base/read_fd.h"
 #include "common/base/status_macros.h"
@@ -29,7 +30,7 @@ absl::Status Distrust(const std::string& what) { return MakeError(Reason::kProto
 
 struct Key {
   std::string kind;
-  std::string fingerprint;  // of a group: its name
+  std::string fingerprint;  // of a group or an alias: its name
   int32_t rank = 0;         // of a shard
 };
 
@@ -44,7 +45,8 @@ absl::StatusOr<Key> ParseKey(const std::string& text) {
                         text == ShardKey(key.fingerprint, key.rank);
   const bool is_other =
       (key.kind == kLoadKind || key.kind == kGenerationKind || key.kind == kGroupKind) && parts.size() == 2;
-  if (is_shard || is_other) return key;
+  const bool is_alias = key.kind == kAliasKind && parts.size() == 2 && IsAliasName(key.fingerprint);
+  if (is_shard || is_other || is_alias) return key;
   return Distrust("its key is of no kind that this broker knows");
 }
 
@@ -191,6 +193,7 @@ class Checker {
     ASSIGN_OR_RETURN(const Key key, ParseKey(text));
     if (key.kind == kShardKind) return AddShard(key, value, fds);
     if (key.kind == kLoadKind) return ReadLoad(key, value, fds);
+    if (key.kind == kAliasKind) return ReadAlias(key, value, fds);
     if (key.kind == kGroupKind) return ReadGroup(key, value, fds);
     ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::GenerationRecord>(value, fds));
     if (record.generation() < 1) return Distrust(absl::StrCat("its generation is ", record.generation()));
@@ -218,6 +221,12 @@ class Checker {
     ASSIGN_OR_RETURN(NewWeightSet set, ReadWeightSet(record.weight_set()));
     ASSIGN_OR_RETURN(set.spec, CompleteSpec(set.spec));  // a loader knows fields that an older broker did not
     loads_[key.fingerprint] = {std::move(set), record.attempt()};
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadAlias(const Key& key, const std::string& value, std::vector<UniqueFd>* fds) {
+    ASSIGN_OR_RETURN(const auto record, DecodeRecord<internal::v1::AliasRecord>(value, fds));
+    checked_.adoption.aliases.push_back(ReadAliasRecord(key.fingerprint, record));
     return absl::OkStatus();
   }
 

@@ -30,6 +30,8 @@ inline constexpr int32_t kQuarantineVersion = 2;
 inline constexpr char kShardKind[] = "shard";
 inline constexpr char kLoadKind[] = "load";
 inline constexpr char kGenerationKind[] = "generation";
+// Its key has the alias's name in place of a fingerprint.
+inline constexpr char kAliasKind[] = "alias";
 std::string KeptKey(std::string_view kind, const std::string& fingerprint);
 std::string ShardKey(const std::string& fingerprint, int32_t rank);
 

@@ -61,7 +61,10 @@ struct Broker::Parts {
              .host_memory = options.host_memory,
              .device_memory = [this](const std::string& device) { return options.devices->Memory(device); },
              .clock = options.clock,
-             .vault = options.vault})),
+             .vault = options.vault,
+             .device_memory_limit = options.device_memory_limit,
+             .evicts_idle = options.evicts_idle,
+             .on_evicted = [this](const v1::WeightSet& set) { OnEvicted(set); }})),
         groups({.vault = options.vault,
                 .clock = options.clock,
                 .is_resident = [this](const std::string& fingerprint) { return IsResident(fingerprint); }}),
@@ -187,6 +190,16 @@ struct Broker::Parts {
           "mapped, and no other can map it"}});
   }
 
+  void OnEvicted(const v1::WeightSet& set) {
+    int64_t bytes = 0;
+    for (const v1::Shard& shard : set.shards()) bytes += shard.size_bytes();
+    metrics.CountEviction(bytes);
+    LogFields fields = DescribeForLog(set);
+    fields.emplace_back("model", set.spec().model());
+    fields.emplace_back("last_use", absl::StrCat(set.last_use_time().seconds()));
+    Log(LogLevel::kInfo, "set.evicted", fields);
+  }
+
   GaugeValues ReadGauges() {
     const RegistryTotals totals = registry->Totals();
     GaugeValues values;
@@ -202,6 +215,8 @@ struct Broker::Parts {
     values.quarantined_shards = totals.quarantined_shards;
     values.device_events_unwatched = gpu_faults.unwatched();
     values.publisher_writable_shards = totals.publisher_writable_shards;
+    values.pinned_weight_sets = totals.pinned_sets;
+    values.aliases = totals.alias_count;
     values.reserved_bytes = totals.reserved_bytes;
     for (const ServedDevice& device : options.devices->Served()) values.reserved_bytes_by_device[device.name] = 0;
     for (const auto& [device, bytes] : totals.reserved_by_device) values.reserved_bytes_by_device[device] = bytes;
@@ -261,6 +276,7 @@ struct Broker::Parts {
 
   void AdoptWhatWasKept();
   absl::Status AdoptSet(Adoption::Set kept);
+  void AdoptAliases(const std::vector<KeptAlias>& aliases);
   absl::StatusOr<WeightSetRef> ResumeLoad(Adoption::Load load);
   absl::Status Serve(int listen_fd);
   bool IsAlive();
@@ -324,6 +340,7 @@ void Broker::Parts::AdoptWhatWasKept() {
          {"message", std::string(adopted.message())}});
     for (const int32_t rank : ranks) options.vault->Forget(fingerprint, rank).IgnoreError();
   }
+  AdoptAliases(kept.aliases);
   for (Adoption::Load& load : kept.loads) {
     const std::string fingerprint = load.request.fingerprint.hash;
     options.vault->TakingUp(fingerprint);
@@ -337,6 +354,20 @@ void Broker::Parts::AdoptWhatWasKept() {
     options.vault->ForgetLoad(fingerprint).IgnoreError();
   }
   options.vault->TakingUp("");
+}
+
+void Broker::Parts::AdoptAliases(const std::vector<KeptAlias>& aliases) {
+  for (const KeptAlias& alias : aliases) {
+    const absl::Status adopted = registry->AdoptAlias(alias);
+    if (adopted.ok()) continue;
+    metrics.CountAdoptions(AdoptionResult::kDropped, 1);
+    Log(LogLevel::kError, "adoption.refused",
+        {{"alias", alias.name},
+         {"fingerprint", alias.fingerprint},
+         {"reason", GetErrorDetails(adopted).reason},
+         {"message", std::string(adopted.message())}});
+    options.vault->ForgetAlias(alias.name).IgnoreError();
+  }
 }
 
 absl::StatusOr<WeightSetRef> Broker::Parts::ResumeLoad(Adoption::Load load) {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/file.h"
 #include "common/memory/host_memory.h"
+#include "common/memory/memory_limit.h"
 #include "server/broker/clock.h"
 #include "server/broker/device_catalog.h"
 #include "server/broker/gpu_fault_watch.h"
@@ -44,6 +45,8 @@ struct ClientCaps {
 struct BrokerOptions {
   std::vector<ModelRoot> model_roots;
   int64_t memory_limit_bytes = 0;                                    // on the host; 0 for no limit but the machine's
+  MemoryLimit device_memory_limit;                                   // on each GPU
+  bool evicts_idle = false;                                          // weight sets, where memory is missing
   ReadingOptions reading;                                            // of each loader
   int max_concurrent_loads = 2;                                      // further ones wait
   std::chrono::milliseconds publish_timeout{std::chrono::hours(1)};  // from a grant to Commit

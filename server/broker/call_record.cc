@@ -35,6 +35,8 @@ Operation OperationOf(RpcMethod method) {
       return Operation::kPublish;
     case RpcMethod::kUnregister:
     case RpcMethod::kScrub:
+    case RpcMethod::kSetAlias:
+    case RpcMethod::kDeleteAlias:
       return Operation::kAdminister;
     default:
       return Operation::kRead;

@@ -160,7 +160,8 @@ absl::StatusOr<DeviceMemory> DeviceCatalog::Memory(const std::string& device) {
   const auto processes = found.inventory->Processes(device);
   return DeviceMemory{.available_bytes = memory.free_bytes,
                       .limited_by = "device",
-                      .holders = processes.ok() ? DescribeHolders(*processes) : ""};
+                      .holders = processes.ok() ? DescribeHolders(*processes) : "",
+                      .total_bytes = memory.total_bytes};
 }
 
 GpuReport DeviceCatalog::Report() {

@@ -58,11 +58,14 @@ absl::Status ExportCall::StartExport() {
   switch (request_.target_case()) {
     case v1::ExportRequest::kFingerprint:
       return ExportByFingerprint();
+    case v1::ExportRequest::kAlias:
+      return ExportByAlias();
     case v1::ExportRequest::kSpec:
       return context_.workers->TrySubmit([self = Self()] { self->RunBySpec(); }) ? absl::OkStatus()
                                                                                  : WorkersBusyError();
     default:
-      return MakeError(Reason::kInvalidArgument, "the request names no weight set: give a spec or a fingerprint",
+      return MakeError(Reason::kInvalidArgument,
+                       "the request names no weight set: give a spec, a fingerprint or an alias",
                        {{"field", "target"}});
   }
 }
@@ -144,6 +147,34 @@ absl::Status ExportCall::ExportByFingerprint() {
   return ExportSet(set);
 }
 
+// The alias is resolved once. That its set is gone before the lease is taken can only be because the alias names
+// another by now, and then that one is meant.
+absl::Status ExportCall::ExportByAlias() {
+  if (request_.has_environment()) RETURN_IF_ERROR(CheckEnvironment(request_.environment()));
+  ASSIGN_OR_RETURN(WeightSetRef set, context_.registry->FindByAlias(request_.alias()));
+  while (true) {
+    RETURN_IF_ERROR(CheckEnvironmentOf(set));
+    const absl::Status exported = ExportSet(set);
+    if (!HasReason(exported, Reason::kNotResident)) return exported;
+    ASSIGN_OR_RETURN(WeightSetRef now, context_.registry->FindByAlias(request_.alias()));
+    if (now == set) return exported;
+    set = std::move(now);
+  }
+}
+
+std::string ExportCall::FollowedAlias() const {
+  return request_.has_renewal() ? request_.renewal().alias() : request_.alias();
+}
+
+void ExportCall::FollowAlias(const Lease& lease) {
+  if (FollowedAlias().empty()) return;
+  context_.registry->Follow(lease, FollowedAlias(),
+                            [weak = weak_from_this()](const std::string& alias, const std::string& fingerprint) {
+                              const auto self = std::static_pointer_cast<ExportCall>(weak.lock());
+                              if (self != nullptr) self->OnSuperseded(alias, fingerprint);
+                            });
+}
+
 absl::Status ExportCall::CheckEnvironmentOf(const WeightSetRef& set) const {
   const std::string& requested = request_.environment().torch_version();
   const std::string& resident = set->environment().torch_version();
@@ -222,19 +253,23 @@ absl::Status ExportCall::Grant(const WeightSetRef& set, const std::vector<v1::Ha
   context_.metrics->CountExport(renewed ? ExportResult::kRenewed : ExportResult::kGranted);
   context_.metrics->outcomes().NoteExport(
       std::chrono::duration<double>(context_.clock->WallNow().time_since_epoch()).count());
+  FollowAlias(lease);
   if (!KeepLease(std::move(lease))) return absl::OkStatus();
   SendHeader(&header, set, *shard);
   if (!renewed) SendManifest(*shard);
 
   std::optional<std::string> ended;
+  std::optional<std::string> superseded;
   std::optional<std::string> quarantined;
   {
     MutexLock lock(lease_mutex_);
     shard_sent_ = true;
     ended = ended_;
+    superseded = superseded_;
     quarantined = quarantined_;
   }
   if (quarantined.has_value()) OnQuarantined(*quarantined);
+  if (superseded.has_value()) OnSuperseded(FollowedAlias(), *superseded);
   if (ended.has_value()) OnLeaseEnded(*ended);
   return absl::OkStatus();
 }
@@ -304,6 +339,24 @@ void ExportCall::OnLeaseEnded(const std::string& message) {
   response.mutable_event()->set_kind(v1::ExportEvent::KIND_DRAINING);
   response.mutable_event()->set_message(message);
   SendAndEnd(Serialize(response), absl::OkStatus());
+}
+
+// The lease goes on: what the engine makes of it is the engine's to say.
+void ExportCall::OnSuperseded(const std::string& alias, const std::string& fingerprint) {
+  {
+    MutexLock lock(lease_mutex_);
+    if (!shard_sent_) {
+      superseded_ = fingerprint;
+      return;
+    }
+  }
+  v1::ExportResponse response;
+  v1::ExportEvent& event = *response.mutable_event();
+  event.set_kind(v1::ExportEvent::KIND_SUPERSEDED);
+  event.set_alias(alias);
+  event.set_fingerprint(fingerprint);
+  event.set_message(absl::StrCat("alias ", alias, " names ", fingerprint, " now; what is mapped stays valid"));
+  Send(Serialize(response));
 }
 
 // The lease goes on: the memory stays where it is until the engine has left it. A ticket that is still out is not

@@ -35,6 +35,10 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   void CountCheck(FingerprintCheck result) const;
   WeightSetRef ChooseSet(const std::vector<WeightSetRef>& sets) const;
   absl::Status ExportByFingerprint();
+  absl::Status ExportByAlias();
+  std::string FollowedAlias() const;
+  void FollowAlias(const Lease& lease);
+  void OnSuperseded(const std::string& alias, const std::string& fingerprint);
   absl::Status CheckEnvironmentOf(const WeightSetRef& set) const;
   absl::Status ExportSet(const WeightSetRef& set);
   absl::Status Grant(const WeightSetRef& set, const std::vector<v1::HandleKind>& kinds);
@@ -63,6 +67,8 @@ class ExportCall : public StreamCall<grpc::ByteBuffer> {
   bool shard_sent_ ABSL_GUARDED_BY(lease_mutex_) = false;                 // events may follow
   std::optional<std::string> ended_ ABSL_GUARDED_BY(lease_mutex_);        // why the lease ended before that
   std::optional<std::string> quarantined_ ABSL_GUARDED_BY(lease_mutex_);  // likewise, why the shard is in quarantine
+  // What superseded the set before that: the fingerprint that the alias named last.
+  std::optional<std::string> superseded_ ABSL_GUARDED_BY(lease_mutex_);
 };
 
 }  // namespace weightbroker

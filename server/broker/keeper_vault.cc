@@ -48,6 +48,12 @@ absl::Status KeeperVault::ForgetGeneration(const std::string& fingerprint) {
   return client_->Drop(KeptKey(kGenerationKind, fingerprint));
 }
 
+absl::Status KeeperVault::KeepAlias(const KeptAlias& alias) {
+  return Put(KeptKey(kAliasKind, alias.name), MakeAliasRecord(alias).SerializeAsString(), {});
+}
+
+absl::Status KeeperVault::ForgetAlias(const std::string& name) { return client_->Drop(KeptKey(kAliasKind, name)); }
+
 absl::Status KeeperVault::KeepGroup(const KeptGroup& group) {
   return Put(KeptKey(kGroupKind, group.name), MakeGroupRecord(group).SerializeAsString(), {group.page->front().get()});
 }

@@ -33,6 +33,8 @@ class KeeperVault : public ShardVault {
   absl::Status ForgetLoad(const std::string& fingerprint) override;
   absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) override;
   absl::Status ForgetGeneration(const std::string& fingerprint) override;
+  absl::Status KeepAlias(const KeptAlias& alias) override;
+  absl::Status ForgetAlias(const std::string& name) override;
   absl::Status KeepGroup(const KeptGroup& group) override;
   absl::Status ForgetGroup(const std::string& name) override;
 

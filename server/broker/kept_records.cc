@@ -71,6 +71,7 @@ void WriteWeightSet(const NewWeightSet& set, internal::v1::WeightSetRecord* reco
     rank->set_device(placed.device);
   }
   record->set_handle_kind(set.placement.handle_kind);
+  record->set_pinned(set.pinned);
 }
 
 absl::StatusOr<Placement> ReadPlacement(const internal::v1::WeightSetRecord& record) {
@@ -139,7 +140,20 @@ absl::StatusOr<NewWeightSet> ReadWeightSet(const internal::v1::WeightSetRecord& 
   }
   set.identity = std::make_shared<const CheckpointIdentity>(ReadIdentity(record));
   ASSIGN_OR_RETURN(set.placement, ReadPlacement(record));
+  set.pinned = record.pinned();
   return set;
+}
+
+internal::v1::AliasRecord MakeAliasRecord(const KeptAlias& alias) {
+  internal::v1::AliasRecord record;
+  record.set_fingerprint(alias.fingerprint);
+  record.set_previous_fingerprint(alias.previous_fingerprint);
+  SetTimestamp(alias.move_time, record.mutable_move_time());
+  return record;
+}
+
+KeptAlias ReadAliasRecord(const std::string& name, const internal::v1::AliasRecord& record) {
+  return {name, record.fingerprint(), record.previous_fingerprint(), ToTimePoint(record.move_time())};
 }
 
 Residency ReadResidency(const internal::v1::ShardRecord& record) {

@@ -9,9 +9,13 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
+#include "server/broker/load_planner.h"
 
 namespace weightbroker {
 namespace {
+
+// For reading headers; whoever asks waits, and so does a worker.
+constexpr std::chrono::minutes kPlanTimeout(1);
 
 absl::Status ShuttingDown() {
   return MakeError(Reason::kDraining, "the service is shutting down; register again when it is back");
@@ -97,6 +101,10 @@ absl::StatusOr<WeightSetRef> LoadManager::Begin(NewWeightSet request, int32_t at
        {"model", begun.set->spec().model()},
        {"attempt", absl::StrCat(attempt)}});
   return begun.set;
+}
+
+absl::StatusOr<MemoryPlan> LoadManager::Plan(const NewWeightSet& request) const {
+  return PlanLoad(*options_.registry, *options_.spawner, MakeRequest(WeightSetEntry(request), options_), kPlanTimeout);
 }
 
 absl::Status LoadManager::CheckRoom(const std::string& fingerprint) {

@@ -63,6 +63,10 @@ class LoadManager {
   // LOADER_FAILED.
   absl::StatusOr<WeightSetRef> Resume(Adoption::Load load);
 
+  // What a load for `request` would need; nothing is begun. Blocks while a loader reads headers. Fails as PlanLoad
+  // does.
+  absl::StatusOr<MemoryPlan> Plan(const NewWeightSet& request) const;
+
   // Ends the load of `set` with `cause` and waits until its memory is back. Does nothing if none is under way.
   void Cancel(const WeightSetRef& set, const absl::Status& cause);
 

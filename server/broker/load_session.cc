@@ -1,6 +1,5 @@
 #include "server/broker/load_session.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
+#include "server/broker/load_planner.h"
 #include "server/broker/sealed_shard.h"
 
 namespace weightbroker {
@@ -162,7 +162,7 @@ absl::Status LoadSession::CheckNotStalled() {
 }
 
 absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
-  ASSIGN_OR_RETURN(plan_, ReadPlan(planned));
+  ASSIGN_OR_RETURN(plan_, ToMemoryPlan(planned, set_->placement().ranks));
   RETURN_IF_ERROR(registry_->GrantMemory(set_, plan_));
   last_progress_ = std::chrono::steady_clock::now();
   Log(LogLevel::kInfo, "load.granted",
@@ -174,23 +174,6 @@ absl::Status LoadSession::OnPlanned(const internal::v1::LoadPlanned& planned) {
   command.set_proceed(true);
   const absl::Status sent = SendMessage(control_socket_.get(), command.SerializeAsString());
   return HasReason(sent, Reason::kServiceUnavailable) ? DescribeDeath() : sent;
-}
-
-absl::StatusOr<MemoryPlan> LoadSession::ReadPlan(const internal::v1::LoadPlanned& planned) const {
-  const std::vector<RankPlacement>& ranks = set_->placement().ranks;
-  const bool is_for_these = std::equal(
-      planned.shards().begin(), planned.shards().end(), ranks.begin(), ranks.end(),
-      [](const internal::v1::PlannedShard& shard, const RankPlacement& rank) { return shard.rank() == rank.rank; });
-  if (!is_for_these) {
-    return DistrustLoader(
-        absl::StrCat("planned ", planned.shards_size(), " shards, which are not ranks ", JoinRanks(ranks)));
-  }
-  MemoryPlan plan{.shards = {}, .read_bytes = planned.read_bytes()};
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const internal::v1::PlannedShard& shard = planned.shards(static_cast<int>(i));
-    plan.shards.push_back({ranks[i].rank, ranks[i].device, shard.slab_bytes(), shard.tensor_count()});
-  }
-  return plan;
 }
 
 absl::StatusOr<bool> LoadSession::OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds) {

@@ -50,7 +50,6 @@ class LoadSession {
   absl::StatusOr<bool> OnSealed(const internal::v1::LoadSealed& sealed, std::vector<UniqueFd> fds);
   // Settles that everything has been handed over before the load was cancelled; else gives the cause.
   absl::Status TakeOver();
-  absl::StatusOr<MemoryPlan> ReadPlan(const internal::v1::LoadPlanned& planned) const;
   absl::Status OnProgress(const internal::v1::LoadProgress& progress);
   void LogProgress(const WeightSetView& view);
   absl::Status CheckNotStalled();

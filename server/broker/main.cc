@@ -27,6 +27,7 @@
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "common/keeper/client.h"
+#include "common/memory/host_memory.h"
 #include "common/plan/architecture.h"
 #include "server/broker/broker.h"
 #include "server/broker/device_catalog.h"
@@ -132,7 +133,9 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::
 BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
-  options.memory_limit_bytes = config.memory_limit_bytes;
+  options.memory_limit_bytes = config.memory_limit.Of(ReadHostMemoryTotal());
+  options.device_memory_limit = config.device_memory_limit;
+  options.evicts_idle = config.evicts_idle;
   options.reading = {.reader_threads = config.reader_threads,
                      .reads_per_thread = config.reads_per_thread,
                      .chunk_bytes = config.read_chunk_bytes,

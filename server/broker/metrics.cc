@@ -30,8 +30,9 @@ namespace weightbroker {
 namespace {
 
 constexpr std::string_view kRpcMethodNames[kRpcMethodCount] = {
-    "Register",    "Fingerprint", "Export", "AllocateSlabs", "Commit",    "Health",     "ListWeightSets", "Unregister",
-    "HealthCheck", "HealthWatch", "Scrub",  "ReportDamage",  "JoinGroup", "ListGroups", "RemoveGroup"};
+    "Register",       "Fingerprint", "Export",      "AllocateSlabs", "Commit",     "Health",
+    "ListWeightSets", "Unregister",  "HealthCheck", "HealthWatch",   "Scrub",      "ReportDamage",
+    "JoinGroup",      "ListGroups",  "RemoveGroup", "SetAlias",      "DeleteAlias"};
 constexpr const char* kLoadResults[] = {"resident", "failed", "stalled", "cancelled"};
 constexpr const char* kAdoptionResults[] = {"adopted", "restarted", "dropped"};
 constexpr const char* kExportResults[] = {"granted", "renewed", "looked", "refused"};
@@ -116,6 +117,8 @@ class GaugeCollector : public prometheus::Collectable {
         {MetricId::kResidentBytes, static_cast<double>(values.resident_bytes)},
         {MetricId::kResidentTensors, static_cast<double>(values.resident_tensors)},
         {MetricId::kPublisherWritableShards, static_cast<double>(values.publisher_writable_shards)},
+        {MetricId::kPinnedWeightSets, values.pinned_weight_sets},
+        {MetricId::kAliases, values.aliases},
         {MetricId::kQuarantinedShards, static_cast<double>(values.quarantined_shards)},
         {MetricId::kDeviceEventsUnwatched, values.device_events_unwatched ? 1 : 0},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
@@ -199,6 +202,9 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       exporters_ended_(AddCounters(MetricId::kExportersEndedTotal)),
       exports_(AddCounters(MetricId::kExportsTotal)),
       unverified_exports_(AddCounters(MetricId::kUnverifiedExportsTotal)),
+      evictions_(AddCounters(MetricId::kEvictionsTotal)),
+      evicted_bytes_(AddCounters(MetricId::kEvictedBytesTotal)),
+      alias_changes_(AddCounters(MetricId::kAliasChangesTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
@@ -231,6 +237,9 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   for (const char* result : {"resident", "given_up"}) publications_.Add({{"result", result}});
   for (const char* result : kAdoptionResults) adoptions_.Add({{"result", result}});
   exporters_ended_.Add({});
+  evictions_.Add({});
+  evicted_bytes_.Add({});
+  for (const char* result : {"set", "deleted"}) alias_changes_.Add({{"result", result}});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
@@ -293,6 +302,13 @@ void Metrics::CountExport(ExportResult result) {
 void Metrics::CountUnverifiedExport(bool allowed) {
   unverified_exports_.Add({{"result", allowed ? "allowed" : "refused"}}).Increment();
 }
+
+void Metrics::CountEviction(int64_t bytes) {
+  evictions_.Add({}).Increment();
+  evicted_bytes_.Add({}).Increment(static_cast<double>(bytes));
+}
+
+void Metrics::CountAliasChange(const std::string& result) { alias_changes_.Add({{"result", result}}).Increment(); }
 
 void Metrics::CountRefusal(const std::string& reason) {
   refusals_.Add({{"reason", Contains(kReasonNames, reason) ? reason : "OTHER"}}).Increment();

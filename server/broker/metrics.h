@@ -79,6 +79,13 @@ struct MetricInfo {
     "Exports: granted (with a lease), renewed (a lease that ended with its broker), looked (without), refused.")    \
   X(kUnverifiedExportsTotal, "weightbroker_unverified_exports_total", kCounter, "result",                           \
     "Exports by spec of what is resident while files that it was made from are gone: allowed, refused.")            \
+  X(kEvictionsTotal, "weightbroker_evictions_total", kCounter, "",                                                  \
+    "Weight sets that nobody used and that were released to make room for others.")                                 \
+  X(kEvictedBytesTotal, "weightbroker_evicted_bytes_total", kCounter, "", "Memory that those took.")                \
+  X(kPinnedWeightSets, "weightbroker_pinned_weight_sets", kGauge, "", "Weight sets that are never evicted.")        \
+  X(kAliases, "weightbroker_aliases", kGauge, "", "Aliases that name a resident weight set.")                       \
+  X(kAliasChangesTotal, "weightbroker_alias_changes_total", kCounter, "result",                                     \
+    "Changes of aliases: set (to a first set, or moved), deleted.")                                                 \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -135,8 +142,10 @@ enum class RpcMethod {
   kJoinGroup,
   kListGroups,
   kRemoveGroup,
+  kSetAlias,
+  kDeleteAlias,
 };
-inline constexpr size_t kRpcMethodCount = 15;
+inline constexpr size_t kRpcMethodCount = 17;
 inline constexpr size_t kStatusCodeCount = 17;
 std::string_view RpcMethodName(RpcMethod method);
 
@@ -152,6 +161,8 @@ struct GaugeValues {
   int64_t resident_bytes = 0;
   int64_t resident_tensors = 0;
   int64_t publisher_writable_shards = 0;
+  int pinned_weight_sets = 0;
+  int aliases = 0;
   int64_t quarantined_shards = 0;
   bool device_events_unwatched = false;
   int64_t reserved_bytes = 0;
@@ -182,6 +193,8 @@ class Metrics {
   void CountExporterEnded();
   void CountExport(ExportResult result);
   void CountUnverifiedExport(bool allowed);
+  void CountEviction(int64_t bytes);
+  void CountAliasChange(const std::string& result);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
   void CountConnectionRefused(const std::string& reason);
@@ -217,6 +230,9 @@ class Metrics {
   Counters& exporters_ended_;
   Counters& exports_;
   Counters& unverified_exports_;
+  Counters& evictions_;
+  Counters& evicted_bytes_;
+  Counters& alias_changes_;
   Counters& refusals_;
   Counters& mismatches_;
   Counters& rpcs_;

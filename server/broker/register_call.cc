@@ -13,6 +13,7 @@
 #include "common/plan/plan.h"
 #include "server/broker/placement.h"
 #include "server/broker/publisher_call.h"
+#include "server/broker/register_plan.h"
 #include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
 
@@ -39,8 +40,23 @@ void RegisterCall::Start() {
   if (!status.ok()) End(status);
 }
 
+void RegisterCall::AnswerDryRun() {
+  absl::StatusOr<v1::RegisterPlan> plan = PlanOnly();
+  if (!plan.ok()) return End(plan.status());
+  v1::RegisterResponse response;
+  *response.mutable_plan() = *std::move(plan);
+  SendAndEnd(std::move(response), absl::OkStatus());
+}
+
+absl::StatusOr<v1::RegisterPlan> RegisterCall::PlanOnly() const {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
+  ASSIGN_OR_RETURN(const NewWeightSet wanted, Want(resolved));
+  return MakeRegisterPlan(context_, wanted);
+}
+
 void RegisterCall::Run() {
   const absl::Status in_time = record().CheckInTime();
+  if (in_time.ok() && request_.dry_run()) return AnswerDryRun();
   absl::StatusOr<WeightSetRef> set = in_time.ok() ? FindOrLoad() : absl::StatusOr<WeightSetRef>(in_time);
   if (!set.ok()) {
     context_.metrics->outcomes().CountRegistration(Registration::kRefused);
@@ -62,18 +78,33 @@ void RegisterCall::Run() {
   OnChange();
 }
 
-absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+// Before files are read, what the request says by itself is checked.
+absl::StatusOr<ResolvedSpec> RegisterCall::CheckAndResolve() const {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
   RETURN_IF_ERROR(CheckOffer(spec));
-  ASSIGN_OR_RETURN(const Placement placement, Place(spec));
-  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request_.spec(), request_.environment()));
-  NewWeightSet wanted{resolved.spec, resolved.environment,
-                      resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)), resolved.identity, placement};
+  RETURN_IF_ERROR(Place(spec).status());
+  return ResolveSpec(context_, request_.spec(), request_.environment());
+}
+
+absl::StatusOr<NewWeightSet> RegisterCall::Want(const ResolvedSpec& resolved) const {
+  ASSIGN_OR_RETURN(const Placement placement, Place(resolved.spec));
+  return NewWeightSet{.spec = resolved.spec,
+                      .environment = resolved.environment,
+                      .fingerprint = resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)),
+                      .identity = resolved.identity,
+                      .placement = placement,
+                      .pinned = request_.pinned()};
+}
+
+absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
+  ASSIGN_OR_RETURN(NewWeightSet wanted, Want(resolved));
+  const Placement placement = wanted.placement;
   Registration registration = FoundAs(wanted.fingerprint.hash);
   absl::StatusOr<WeightSetRef> found;
   if (request_.has_publish()) {
     found = FindOrPublish(std::move(wanted));
-  } else if (IsEngineLayout(spec)) {
+  } else if (IsEngineLayout(resolved.spec)) {
     found = FindPublished(resolved, wanted.fingerprint.hash);
   } else {
     found = context_.loads->Load(std::move(wanted));
@@ -82,7 +113,8 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   NameObject(set->fingerprint().hash);
   RETURN_IF_ERROR(context_.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
-  if (IsEngineLayout(spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
+  if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
+  if (IsEngineLayout(resolved.spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
   context_.metrics->outcomes().CountRegistration(registration);
   record().AuditDone(set->fingerprint().hash);
   Log(LogLevel::kInfo, "register",

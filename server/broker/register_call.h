@@ -29,6 +29,10 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
  private:
   void Run();
   absl::StatusOr<WeightSetRef> FindOrLoad();
+  absl::StatusOr<ResolvedSpec> CheckAndResolve() const;
+  absl::StatusOr<NewWeightSet> Want(const ResolvedSpec& resolved) const;
+  absl::StatusOr<v1::RegisterPlan> PlanOnly() const;
+  void AnswerDryRun();
   Registration FoundAs(const std::string& fingerprint) const;
   absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);

@@ -46,20 +46,6 @@ absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& v
        {"total_bytes", absl::StrCat(view.total_bytes)}});
 }
 
-}  // namespace registry_internal
-
-using namespace registry_internal;  // NOLINT(google-build-using-namespace): the registry's own
-
-namespace {
-
-constexpr size_t kMinPrefixDigits = 8;
-constexpr size_t kFingerprintDigits = 64;
-
-bool IsFingerprintPrefix(const std::string& text) {
-  return text.size() >= kMinPrefixDigits && text.size() <= kFingerprintDigits &&
-         text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
 absl::Status DrainingError() {
   return MakeError(Reason::kDraining, "the service is shutting down; connect again when it is back");
 }
@@ -74,6 +60,39 @@ absl::Status NotResidentError(const WeightSetEntry& set, const WeightSetView& vi
   }
   absl::StrAppend(&message, "; call Register to load it");
   return MakeError(Reason::kNotResident, message, metadata);
+}
+
+std::map<std::string, int64_t> BytesByDevice(const MemoryPlan& plan) {
+  std::map<std::string, int64_t> bytes;
+  for (const ShardMemory& shard : plan.shards) bytes[shard.device] += shard.slab_bytes;
+  return bytes;
+}
+
+absl::Status CheckPlan(const MemoryPlan& plan) {
+  bool is_sane = plan.read_bytes >= 0 && !plan.shards.empty();
+  int64_t left_bytes = std::numeric_limits<int64_t>::max();  // so that no sum overflows
+  for (const ShardMemory& shard : plan.shards) {
+    is_sane = is_sane && shard.tensor_count >= 0 && shard.slab_bytes >= 0 && shard.slab_bytes <= left_bytes;
+    if (!is_sane) break;
+    left_bytes -= shard.slab_bytes;
+  }
+  if (is_sane) return absl::OkStatus();
+  return MakeError(Reason::kProtocolError,
+                   "the loader planned no shard, or a negative or unaddressable amount of memory, reading or tensors");
+}
+
+}  // namespace registry_internal
+
+using namespace registry_internal;  // NOLINT(google-build-using-namespace): the registry's own
+
+namespace {
+
+constexpr size_t kMinPrefixDigits = 8;
+constexpr size_t kFingerprintDigits = 64;
+
+bool IsFingerprintPrefix(const std::string& text) {
+  return text.size() >= kMinPrefixDigits && text.size() <= kFingerprintDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 absl::Status RankMissingError(const WeightSetEntry& set, int32_t rank) {
@@ -94,25 +113,6 @@ absl::Status RankMissingError(const WeightSetEntry& set, int32_t rank) {
                                 " is not held by this service, which holds ", held, " of ", placement.world_size,
                                 ": ask the service that was told to hold it"),
                    metadata);
-}
-
-std::map<std::string, int64_t> BytesByDevice(const MemoryPlan& plan) {
-  std::map<std::string, int64_t> bytes;
-  for (const ShardMemory& shard : plan.shards) bytes[shard.device] += shard.slab_bytes;
-  return bytes;
-}
-
-absl::Status CheckPlan(const MemoryPlan& plan) {
-  bool is_sane = plan.read_bytes >= 0 && !plan.shards.empty();
-  int64_t left_bytes = std::numeric_limits<int64_t>::max();  // so that no sum overflows
-  for (const ShardMemory& shard : plan.shards) {
-    is_sane = is_sane && shard.tensor_count >= 0 && shard.slab_bytes >= 0 && shard.slab_bytes <= left_bytes;
-    if (!is_sane) break;
-    left_bytes -= shard.slab_bytes;
-  }
-  if (is_sane) return absl::OkStatus();
-  return MakeError(Reason::kProtocolError,
-                   "the loader planned no shard, or a negative or unaddressable amount of memory, reading or tensors");
 }
 
 // What of `reserved_bytes` a load under way has not filled yet, going by what it has read.
@@ -172,6 +172,7 @@ absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
     if (same != sets_.end() && (*same)->state_ == v1::WEIGHT_SET_STATE_FAILED) {
       sets_.erase(same);
     } else if (same != sets_.end()) {
+      NoteUse(**same);
       return Begun{*same, false};
     }
     begun = {std::make_shared<WeightSetEntry>(std::move(request)), true};
@@ -187,7 +188,15 @@ absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
 
 absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& plan) {
   RETURN_IF_ERROR(CheckPlan(plan));
-  std::map<std::string, int64_t> need = BytesByDevice(plan);
+  const BytesNeeded need = BytesByDevice(plan);
+  while (true) {
+    const absl::Status granted = TryGrantMemory(set, plan, need);
+    if (!HasReason(granted, Reason::kMemoryExhausted)) return granted;
+    RETURN_IF_ERROR(MakeRoom(need, granted));
+  }
+}
+
+absl::Status Registry::TryGrantMemory(const WeightSetRef& set, const MemoryPlan& plan, BytesNeeded need) {
   ASSIGN_OR_RETURN(const auto memory, ReadMemory(need));
   Callbacks callbacks;
   {
@@ -195,7 +204,7 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
     if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
       return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
     }
-    for (const auto& [device, need_bytes] : need) RETURN_IF_ERROR(CheckMemory(device, need_bytes, memory.at(device)));
+    RETURN_IF_ERROR(CheckAllMemory(need, memory, {}));
     set->read_bytes_ = plan.read_bytes;
     const auto on_host = need.find(kHostDevice);
     set->in_huge_pages_ = on_host != need.end() && FitsIntoHugePages(on_host->second, memory.at(kHostDevice));
@@ -209,6 +218,14 @@ absl::Status Registry::GrantMemory(const WeightSetRef& set, const MemoryPlan& pl
 
 absl::Status Registry::GrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes) {
   if (bytes < 0) return MakeError(Reason::kInvalidArgument, absl::StrCat(bytes, " bytes of memory cannot be had"));
+  while (true) {
+    const absl::Status granted = TryGrantMore(set, device, bytes);
+    if (!HasReason(granted, Reason::kMemoryExhausted)) return granted;
+    RETURN_IF_ERROR(MakeRoom({{device, bytes}}, granted));
+  }
+}
+
+absl::Status Registry::TryGrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes) {
   ASSIGN_OR_RETURN(const auto memory, ReadMemory({{device, bytes}}));
   Callbacks callbacks;
   {
@@ -217,7 +234,7 @@ absl::Status Registry::GrantMore(const WeightSetRef& set, const std::string& dev
     if (set->state_ != v1::WEIGHT_SET_STATE_LOADING && !CanMove(set->state_, v1::WEIGHT_SET_STATE_LOADING)) {
       return IllegalMove(*set, set->state_, v1::WEIGHT_SET_STATE_LOADING);
     }
-    RETURN_IF_ERROR(CheckMemory(device, bytes, memory.at(device)));
+    RETURN_IF_ERROR(CheckAllMemory({{device, bytes}}, memory, {}));
     std::map<std::string, int64_t> reserved = set->reserved_;
     reserved[device] += bytes;
     Reserve(*set, std::move(reserved));
@@ -265,35 +282,6 @@ absl::StatusOr<std::map<std::string, DeviceMemory>> Registry::ReadMemory(
     }
   }
   return memory;
-}
-
-absl::Status Registry::CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const {
-  const auto found = reserved_by_device_.find(device);
-  const int64_t reserved_bytes = found == reserved_by_device_.end() ? 0 : found->second;
-  int64_t have_bytes = memory.available_bytes - PromisedBytes(device);
-  std::string limited_by = memory.limited_by;
-  // The loader takes reserved huge pages where there are enough, and those are no part of what is available otherwise.
-  if (FitsIntoHugePages(need_bytes, memory)) have_bytes = std::max(have_bytes, need_bytes);
-  const int64_t limit_bytes = device == kHostDevice ? options_.memory_limit_bytes : 0;
-  if (limit_bytes > 0 && limit_bytes - reserved_bytes < have_bytes) {
-    have_bytes = limit_bytes - reserved_bytes;
-    limited_by = "memory_limit";
-  }
-  have_bytes = std::max<int64_t>(0, have_bytes);
-  if (need_bytes <= have_bytes) return absl::OkStatus();
-  std::map<std::string, std::string> metadata = {{"device", device},
-                                                 {"need_bytes", absl::StrCat(need_bytes)},
-                                                 {"have_bytes", absl::StrCat(have_bytes)},
-                                                 {"reserved_bytes", absl::StrCat(reserved_bytes)},
-                                                 {"limited_by", limited_by}};
-  if (!memory.holders.empty()) metadata["holders"] = memory.holders;
-  return MakeError(
-      Reason::kMemoryExhausted,
-      absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", have_bytes,
-                   " are to be had (limited by ", limited_by, "; ", reserved_bytes, " are taken by other weight sets",
-                   memory.holders.empty() ? "" : absl::StrCat("; processes there: ", memory.holders),
-                   "): unregister one, or raise the limit"),
-      metadata);
 }
 
 // In place of what was reserved for it before.
@@ -366,15 +354,18 @@ void Registry::ReportAlive(const WeightSetRef& set) {
 
 void Registry::Fail(const WeightSetRef& set, const absl::Status& cause) {
   Callbacks callbacks;
+  std::vector<std::string> aliases;
   {
     MutexLock lock(mutex_);
     if (!CanMove(set->state_, v1::WEIGHT_SET_STATE_FAILED)) return;
     set->failure_ = cause;
+    aliases = DropAliasesOf(*set);
     GiveMemoryBack(*set, &callbacks);
     Move(*set, v1::WEIGHT_SET_STATE_FAILED, &callbacks);
     ForgetOldFailures();
   }
   Call(callbacks);
+  ForgetAliases(aliases);
 }
 
 WeightSetRef Registry::Find(const std::string& fingerprint) const {
@@ -463,6 +454,7 @@ absl::StatusOr<Lease> Registry::Acquire(const WeightSetRef& set, int32_t rank, c
   lease.shard_ = set->shards_[index];
   leases_[lease.id_] = {set, index, std::move(on_ended), std::move(on_quarantined)};
   ++set->lease_counts_[index];
+  NoteUse(*set);
   return lease;
 }
 
@@ -484,8 +476,10 @@ void Registry::DropLease(int64_t id) {
     leases_.erase(it);
     WeightSetEntry& set = *record.set;
     --set.lease_counts_[record.shard_index];
-    const bool draining = set.state_ == v1::WEIGHT_SET_STATE_DRAINING;
-    if (draining && CountLeases(set) == 0) FinishRelease(record.set, &callbacks);
+    NoteUse(set);
+    // What the vault still has must not be given back, but for a broker that ends and leaves it to the next.
+    const bool may_go = set.state_ == v1::WEIGHT_SET_STATE_DRAINING && (draining_ || set.vault_has_forgotten_);
+    if (may_go && CountLeases(set) == 0) FinishRelease(record.set, &callbacks);
   }
   Call(callbacks);
 }

@@ -27,6 +27,7 @@
 #include "common/base/mutex.h"
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_memory.h"
+#include "common/memory/memory_limit.h"
 #include "server/broker/clock.h"
 #include "server/broker/names.h"
 #include "server/broker/placement.h"
@@ -55,7 +56,7 @@ struct MemoryPlan {
 // ended; a reference does not keep the memory.
 class WeightSetEntry {
  public:
-  explicit WeightSetEntry(NewWeightSet request) : request_(std::move(request)) {}
+  explicit WeightSetEntry(NewWeightSet request) : request_(std::move(request)), pinned_(request_.pinned) {}
 
   const v1::WeightSpec& spec() const { return request_.spec; }
   const v1::Environment& environment() const { return request_.environment; }
@@ -82,7 +83,12 @@ class WeightSetEntry {
   std::vector<std::shared_ptr<const Shard>> shards_;  // by rank, every one held here; while RESIDENT or DRAINING
   std::vector<std::string> quarantines_;              // of each of them: why it is in quarantine; empty if it is not
   std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
-  bool being_forgotten_ = false;                      // the vault is at work on its shards, for a release or quarantine
+  bool vault_is_busy_ = false;                        // with this set's shards, for a release, a pin or a quarantine
+  bool vault_has_forgotten_ = false;                  // its shards: what is left of them is the leases'
+  bool pinned_ = false;                               // never evicted
+  bool kept_pinned_ = false;                          // the vault knows that it is pinned
+  int64_t last_use_ = 0;                              // by Registry::use_count_
+  std::chrono::system_clock::time_point last_use_time_;
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
   std::chrono::steady_clock::time_point register_steady_;
@@ -114,6 +120,8 @@ struct RegistryTotals {
   int64_t reserved_bytes = 0;
   std::map<std::string, int64_t> reserved_by_device;
   int lease_count = 0;
+  int pinned_sets = 0;
+  int alias_count = 0;
   bool draining = false;
 
   int CountLoads() const;
@@ -171,6 +179,38 @@ struct DeviceMemory {
   std::string limited_by = {};       // for people
   int64_t free_huge_page_bytes = 0;  // of the host, which are no part of the others
   std::string holders = {};          // the processes that use it, for people; empty if nobody knows
+  int64_t total_bytes = 0;           // of another device than the host, for a limit that is a part of it
+};
+
+// What a set would need on one device, and what there is.
+struct DeviceRoom {
+  std::string device;
+  int64_t need_bytes = 0;
+  int64_t have_bytes = 0;
+  std::string limited_by;
+  int64_t reserved_bytes = 0;   // by weight sets
+  int64_t evictable_bytes = 0;  // of these, by such that could be evicted
+};
+
+// What a grant of memory would come to.
+struct RoomPlan {
+  bool fits = false;  // once `evictions` have gone
+  std::vector<DeviceRoom> devices;
+  std::vector<v1::WeightSet> evictions;  // in their order; empty if it fits without, or not even so
+};
+
+// What an alias is to name.
+struct AliasChange {
+  std::string name;
+  WeightSetRef set = nullptr;
+  std::optional<std::string> expected_fingerprint = {};  // that it names now; empty: it must not exist
+  bool release_previous = false;
+};
+
+struct AliasChanged {
+  KeptAlias alias;
+  int superseded_leases = 0;
+  std::optional<v1::WeightSet> released;  // the set that it named before, DRAINING or RELEASED, if that was asked for
 };
 
 // Fingerprint, generation, ranks, tensors and bytes of all its shards.
@@ -184,16 +224,26 @@ struct RegistryOptions {
   std::function<HostMemory()> host_memory = [] { return ReadHostMemory(); };
   // Of another device than the host, by name; an error refuses whoever wants memory there.
   std::function<absl::StatusOr<DeviceMemory>(const std::string& device)> device_memory = NoDeviceMemory;
-  const Clock* clock = &RealClock();  // must outlive the registry
-  size_t max_failed_sets = 32;        // older ones are forgotten
-  size_t max_generations = 1024;      // of fingerprints without a set; those not resident for longest are forgotten
-  ShardVault* vault = &NoVault();     // must outlive the registry
+  const Clock* clock = &RealClock();     // must outlive the registry
+  size_t max_failed_sets = 32;           // older ones are forgotten
+  size_t max_generations = 1024;         // of fingerprints without a set; those not resident for longest are forgotten
+  ShardVault* vault = &NoVault();        // must outlive the registry
+  MemoryLimit device_memory_limit = {};  // on each other device
+  bool evicts_idle = false;              // where memory is missing; else whoever wants it is refused
+  // From the release of a set to its memory being free: descriptors are closed in several processes.
+  std::chrono::milliseconds eviction_patience{5'000};
+  // Called for each set that is evicted, as it was, without a lock held. May be empty.
+  std::function<void(const v1::WeightSet& set)> on_evicted = {};
+  size_t max_aliases = 1024;
 };
 
 class Registry : public std::enable_shared_from_this<Registry> {
  public:
   // Says, in a sentence for people, why a lease has ended that its holder did not drop.
   using LeaseEnded = std::function<void(const std::string& message)>;
+
+  // Says that the alias by which a lease was taken names the set with `fingerprint` now.
+  using Superseded = std::function<void(const std::string& alias, const std::string& fingerprint)>;
 
   static std::shared_ptr<Registry> Create(RegistryOptions options);
 
@@ -208,7 +258,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<Begun> Begin(NewWeightSet request);
 
   // Reserves memory for all of the plan, on every device or on none: ALLOCATING → LOADING. MEMORY_EXHAUSTED with need,
-  // have, and what limits where, PROTOCOL_ERROR if the plan makes no sense or memory has been granted before.
+  // have, and what limits where, PROTOCOL_ERROR if the plan makes no sense or memory has been granted before. Where the
+  // options say so, sets that nobody uses are evicted for it first: as few as do, and none if all would not.
   absl::Status GrantMemory(const WeightSetRef& set, const MemoryPlan& plan);
 
   // Reserves so much more on one device, for a set that grows as it is published: ALLOCATING → LOADING, or stays in
@@ -240,6 +291,13 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Takes over a set that another broker has made resident: → RESIDENT, as it was, whatever the memory limit: the
   // memory has been taken already. PROTOCOL_ERROR if there is a set with this fingerprint.
   absl::StatusOr<WeightSetRef> Adopt(Adoption::Set adopted);
+
+  // What GrantMemory of such a plan would come to now. Changes nothing. Fails only where a device cannot be asked, or
+  // with PROTOCOL_ERROR as GrantMemory does.
+  absl::StatusOr<RoomPlan> PlanRoom(const MemoryPlan& plan) const;
+
+  // From now on it is not evicted, nor under a later broker. Fails as ShardVault::Keep, and the set is as it was.
+  absl::Status Pin(const WeightSetRef& set);
 
   // Goes on counting where another broker has left off.
   void AdoptGenerations(const std::map<std::string, int64_t>& generations);
@@ -306,10 +364,12 @@ class Registry : public std::enable_shared_from_this<Registry> {
     int ended_leases = 0;
   };
   // Releases a resident set without leases, or forgets a failed one; the vault forgets it first. LEASED with the count,
-  // STILL_LOADING if a load is under way. If the vault fails, so does this, with the set in DRAINING: release it again.
+  // ALIASED with their names, STILL_LOADING if a load is under way. If the vault fails, so does this, with the set in
+  // DRAINING: release it again.
   absl::StatusOr<Released> Release(const WeightSetRef& set);
 
-  // The same in spite of leases, which end. A load under way must have been ended before: see LoadManager::Cancel.
+  // The same in spite of leases, which end, and of aliases, which are deleted. A load under way must have been ended
+  // before: see LoadManager::Cancel.
   absl::StatusOr<Released> ReleaseByForce(const WeightSetRef& set);
 
   // Lets nobody in any more and ends every lease; each set is released here when its last lease is dropped. The vault
@@ -319,6 +379,30 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // DRAINING from then on: that a set is not here any more says nothing of the next broker. To be asked after the set
   // has been looked for.
   absl::Status CheckServing() const;
+
+  // ---- Aliases. Each names one resident set, from one moment to the next; the vault knows of it first.
+
+  // Has an alias name another set, or a first one. INVALID_ARGUMENT for its name, NOT_RESIDENT, ALIAS_CONFLICT with
+  // what it names (`found`) and what it should (`expected`), ALIASED if the set to be released has another alias,
+  // TOO_MANY_REQUESTS for more aliases than there may be, DRAINING, or as ShardVault::KeepAlias fails. If the vault
+  // cannot forget the set that is to be released, this fails with the alias moved and that set in DRAINING.
+  absl::StatusOr<AliasChanged> SetAlias(const AliasChange& change);
+
+  // Gives it as it was. ALIAS_UNKNOWN, ALIAS_CONFLICT, DRAINING, or as ShardVault::ForgetAlias fails.
+  absl::StatusOr<KeptAlias> DeleteAlias(const std::string& name,
+                                        const std::optional<std::string>& expected_fingerprint);
+
+  // The set that it names. ALIAS_UNKNOWN with those whose names are near, or DRAINING.
+  absl::StatusOr<WeightSetRef> FindByAlias(const std::string& name) const;
+
+  std::vector<KeptAlias> Aliases() const;  // by name
+
+  // Takes over what another broker had an alias name. NOT_RESIDENT if that set is not here.
+  absl::Status AdoptAlias(const KeptAlias& alias);
+
+  // Has the holder of `lease` told when `alias`, by which it was taken, names another set than the lease's: at once if
+  // it does already.
+  void Follow(const Lease& lease, const std::string& alias, Superseded on_superseded);
 
   // ---- Watching.
 
@@ -337,7 +421,24 @@ class Registry : public std::enable_shared_from_this<Registry> {
     size_t shard_index = 0;  // into its shards_
     LeaseEnded on_ended;
     LeaseEnded on_quarantined;
+    std::string alias = {};  // that it was taken by; empty for none
+    Superseded on_superseded = {};
   };
+
+  struct AliasEntry {
+    WeightSetRef set;
+    std::string previous_fingerprint;
+    std::chrono::system_clock::time_point move_time;
+  };
+
+  // Memory that sets on one device give back.
+  struct Freed {
+    int64_t bytes = 0;
+    int64_t huge_page_bytes = 0;  // of the host's reserved huge pages
+  };
+  using FreedByDevice = std::map<std::string, Freed>;
+  using MemoryByDevice = std::map<std::string, DeviceMemory>;
+  using BytesNeeded = std::map<std::string, int64_t>;  // by device
 
   using ShardList = std::vector<std::shared_ptr<const Shard>>;  // by rank
 
@@ -353,6 +454,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   explicit Registry(RegistryOptions options) : options_(std::move(options)) {}
 
   void DropLease(int64_t id);
+  absl::Status TryGrantMemory(const WeightSetRef& set, const MemoryPlan& plan, BytesNeeded need);
+  absl::Status TryGrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes);
 
   static bool CanMove(v1::WeightSetState from, v1::WeightSetState to);
   static int CountLeases(const WeightSetEntry& set);
@@ -362,7 +465,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // registry_residency.cc
   absl::StatusOr<Residency> PrepareResidency(const WeightSetRef& set, const ShardList& shards, int64_t read_bytes);
   absl::Status CheckNotEnded(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status KeepShards(const WeightSetEntry& set, const Residency& residency, const ShardList& shards);
+  absl::Status KeepShards(WeightSetEntry& set, const Residency& residency, const ShardList& shards);
   absl::Status ForgetShards(const WeightSetEntry& set, const std::vector<int32_t>& ranks);
   static absl::Status CheckShards(const WeightSetEntry& set, const ShardList& shards);
   absl::Status CommitResidency(const WeightSetRef& set, const Residency& residency, ShardList shards);
@@ -373,6 +476,41 @@ class Registry : public std::enable_shared_from_this<Registry> {
   void ForgetOldGenerations();
   absl::StatusOr<Released> ReleaseWith(LeasePolicy policy, const WeightSetRef& set);
   absl::Status CheckNotLeased(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishForgetting(const WeightSetRef& set);
+  absl::Status KeepPin(const WeightSetRef& set);
+  // registry_eviction.cc
+  absl::Status MakeRoom(const BytesNeeded& need, const absl::Status& short_of);
+  absl::Status WaitForRoom(const BytesNeeded& need) const;
+  absl::Status CheckAllMemory(const BytesNeeded& need, const MemoryByDevice& memory, const FreedByDevice& freed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  DeviceRoom RoomOn(const std::string& device, int64_t need_bytes, DeviceMemory memory,
+                    const FreedByDevice& freed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string DescribeHolders(const std::string& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<WeightSetRef> IdleSets() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllFit(const BytesNeeded& need, const MemoryByDevice& memory, const FreedByDevice& freed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HelpsOnShortDevice(const FreedByDevice& by_set, const BytesNeeded& need, const MemoryByDevice& memory,
+                          const FreedByDevice& freed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<WeightSetRef> ChooseEvictions(const BytesNeeded& need, const MemoryByDevice& memory) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static FreedByDevice MemoryOf(const WeightSetEntry& set);
+  static FreedByDevice SumOf(const std::vector<WeightSetRef>& sets);
+  void NoteUse(WeightSetEntry& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // registry_alias.cc
+  std::vector<std::string> AliasesOf(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckNotAliased(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<KeptAlias> PrepareAlias(const AliasChange& change) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckExpected(const std::string& name, const std::optional<std::string>& expected_fingerprint) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AliasUnknown(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int TellSuperseded(const std::string& alias, const WeightSetRef& set, Callbacks* callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  WeightSetRef CommitAlias(const KeptAlias& alias, const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes them off the map; the vault is to forget them after that, without the lock.
+  std::vector<std::string> DropAliasesOf(const WeightSetEntry& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetAliases(const std::vector<std::string>& names);
+  void UndoKeptAlias(const std::string& name);
+  absl::StatusOr<v1::WeightSet> ReleaseOnceUnleased(const WeightSetRef& set);
 
   void Forget(const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -380,8 +518,6 @@ class Registry : public std::enable_shared_from_this<Registry> {
   int EndLeases(const WeightSetRef& set, const std::string& message, Callbacks* callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::map<std::string, DeviceMemory>> ReadMemory(const std::map<std::string, int64_t>& need) const;
-  absl::Status CheckMemory(const std::string& device, int64_t need_bytes, const DeviceMemory& memory) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What loads under way have been granted and is still there for others to see.
   int64_t PromisedBytes(const std::string& device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t PromisedHugePageBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -396,7 +532,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   const RegistryOptions options_;
 
   mutable Mutex mutex_;
-  CondVar forgotten_;                                       // the vault has forgotten a set's shards, or could not
+  Mutex alias_mutex_;     // held while an alias is changed, by the vault, too; always taken before mutex_
+  Mutex eviction_mutex_;  // held while sets are evicted, so that it is done for one at a time; before mutex_
+  std::map<std::string, AliasEntry> aliases_ ABSL_GUARDED_BY(mutex_);
+  CondVar vault_done_;                                      // with a set's shards
   std::vector<WeightSetRef> sets_ ABSL_GUARDED_BY(mutex_);  // oldest first; one a fingerprint, none RELEASED
   std::map<std::string, GenerationRecord> generations_ ABSL_GUARDED_BY(mutex_);  // by fingerprint; kept after release
   int64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;

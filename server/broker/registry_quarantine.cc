@@ -28,10 +28,12 @@ Registry::QuarantineResult Registry::Quarantine(const WeightSetRef& set, int32_t
   std::shared_ptr<const Shard> shard;
   Residency residency;
   int32_t rank_count = 0;
+  NewWeightSet request = set->request_;
+  bool is_forgotten = false;
   {
     MutexLock lock(mutex_);
     // What a release has the vault forget must not be written down again after it.
-    while (set->being_forgotten_) forgotten_.Wait(mutex_);
+    while (set->vault_is_busy_) vault_done_.Wait(mutex_);
     const auto found = std::find_if(set->shards_.begin(), set->shards_.end(),
                                     [rank](const auto& candidate) { return candidate->rank == rank; });
     if (found == set->shards_.end()) return {};
@@ -41,7 +43,9 @@ Registry::QuarantineResult Registry::Quarantine(const WeightSetRef& set, int32_t
     shard = *found;
     residency = set->residency_;
     rank_count = static_cast<int32_t>(set->shards_.size());
-    set->being_forgotten_ = true;
+    request.pinned = set->pinned_;
+    is_forgotten = set->vault_has_forgotten_;
+    set->vault_is_busy_ = true;
     for (auto& [id, record] : leases_) {
       if (record.set != set || record.shard_index != index || !record.on_quarantined) continue;
       callbacks.emplace_back([tell = std::exchange(record.on_quarantined, nullptr), why] { tell(why); });
@@ -49,10 +53,12 @@ Registry::QuarantineResult Registry::Quarantine(const WeightSetRef& set, int32_t
     CollectObservers(*set, &callbacks);
   }
   Call(std::exchange(callbacks, {}));
-  const absl::Status kept = options_.vault->Keep({set->request_, residency, *shard, rank_count, why});
+  // What a release has had the vault forget, of a set whose leases go on, stays forgotten.
+  const absl::Status kept =
+      is_forgotten ? absl::OkStatus() : options_.vault->Keep({request, residency, *shard, rank_count, why});
   MutexLock lock(mutex_);
-  set->being_forgotten_ = false;
-  forgotten_.NotifyAll();
+  set->vault_is_busy_ = false;
+  vault_done_.NotifyAll();
   return {.is_new = true, .kept = kept};
 }
 

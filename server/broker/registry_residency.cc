@@ -35,6 +35,8 @@ absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::sh
     ForgetShards(*set, ranks).IgnoreError();
     return status;
   }
+  // Somebody may have pinned it while it was written down. If that is lost it is resident all the same.
+  KeepPin(set).IgnoreError();
   ForgetOldGenerations();
   return absl::OkStatus();
 }
@@ -91,11 +93,16 @@ absl::Status Registry::CheckNotEnded(const WeightSetEntry& set) const {
                    absl::StrCat("weight set ", set.fingerprint().hash, " ended while it was loaded"));
 }
 
-absl::Status Registry::KeepShards(const WeightSetEntry& set, const Residency& residency, const ShardList& shards) {
+absl::Status Registry::KeepShards(WeightSetEntry& set, const Residency& residency, const ShardList& shards) {
+  NewWeightSet kept = set.request_;
+  {
+    MutexLock lock(mutex_);
+    kept.pinned = set.kept_pinned_ = set.pinned_;
+  }
   // First, so that a generation that an engine has seen is never given out again, whatever becomes of the shards.
   RETURN_IF_ERROR(options_.vault->KeepGeneration(set.fingerprint().hash, residency.generation));
   for (const auto& shard : shards) {
-    RETURN_IF_ERROR(options_.vault->Keep({set.request_, residency, *shard, static_cast<int32_t>(shards.size())}));
+    RETURN_IF_ERROR(options_.vault->Keep({kept, residency, *shard, static_cast<int32_t>(shards.size())}));
   }
   return absl::OkStatus();
 }
@@ -133,6 +140,7 @@ void Registry::PlaceShards(WeightSetEntry& set, const Residency& residency, Shar
   set.shards_ = std::move(shards);
   set.done_bytes_ = set.read_bytes_;
   set.residency_ = residency;
+  NoteUse(set);
   NoteGeneration(set.fingerprint().hash, residency.generation);
 }
 
@@ -148,6 +156,7 @@ absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
                        {{"fingerprint", hash}});
     }
     set->state_ = v1::WEIGHT_SET_STATE_RESIDENT;
+    set->kept_pinned_ = set->pinned_;
     set->read_bytes_ = adopted.residency.read_bytes;
     set->adopt_time_ = options_.clock->WallNow();
     PlaceShards(*set, adopted.residency, std::move(adopted.shards));
@@ -217,14 +226,16 @@ absl::StatusOr<Registry::Released> Registry::ReleaseByForce(const WeightSetRef& 
 absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, const WeightSetRef& set) {
   Callbacks callbacks;
   Released released;
-  std::vector<int32_t> ranks;
+  std::vector<std::string> aliases;
   {
     MutexLock lock(mutex_);
     // One release at a time has the vault forget. Once a set is gone another of the same fingerprint may be resident,
     // and what the vault has then is that one's.
-    while (set->being_forgotten_) forgotten_.Wait(mutex_);
+    while (set->vault_is_busy_) vault_done_.Wait(mutex_);
     if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotLeased(*set));
+    if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotAliased(*set));
     if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
+    aliases = DropAliasesOf(*set);
     if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
     released.set = DescribeLocked(*set);
     if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) {  // failed, or released meanwhile by somebody else
@@ -233,21 +244,77 @@ absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, con
     }
     released.ended_leases =
         EndLeases(set, "the weight set was unregistered by force; what is mapped stays valid", &callbacks);
-    ranks = RanksOf(set->shards_);
-    set->being_forgotten_ = true;
+    set->vault_is_busy_ = true;
   }
-  Call(std::exchange(callbacks, {}));
+  Call(callbacks);
+  ForgetAliases(aliases);
+  RETURN_IF_ERROR(FinishForgetting(set));
+  released.set.set_state(v1::WEIGHT_SET_STATE_RELEASED);
+  return released;
+}
+
+// For whoever has set vault_is_busy_ of a set in DRAINING: has the vault forget it, and releases it unless leases are
+// left, of which the last does.
+absl::Status Registry::FinishForgetting(const WeightSetRef& set) {
+  Callbacks callbacks;
+  std::vector<int32_t> ranks;
+  {
+    MutexLock lock(mutex_);
+    ranks = RanksOf(set->shards_);
+  }
   const absl::Status forgotten = ForgetShards(*set, ranks);
   {
     MutexLock lock(mutex_);
-    set->being_forgotten_ = false;
-    forgotten_.NotifyAll();
-    if (forgotten.ok()) FinishRelease(set, &callbacks);
-    released.set.set_state(set->state_);
+    set->vault_is_busy_ = false;
+    set->vault_has_forgotten_ = forgotten.ok();
+    vault_done_.NotifyAll();
+    // A service that drains may have released it meanwhile.
+    const bool is_there = set->state_ == v1::WEIGHT_SET_STATE_DRAINING;
+    if (forgotten.ok() && is_there && CountLeases(*set) == 0) FinishRelease(set, &callbacks);
   }
   Call(callbacks);
-  RETURN_IF_ERROR(forgotten);
-  return released;
+  return forgotten;
+}
+
+absl::Status Registry::Pin(const WeightSetRef& set) {
+  {
+    MutexLock lock(mutex_);
+    if (set->pinned_) return absl::OkStatus();
+    set->pinned_ = true;  // first, so that it is not evicted meanwhile
+  }
+  const absl::Status kept = KeepPin(set);
+  if (kept.ok()) return kept;
+  MutexLock lock(mutex_);
+  set->pinned_ = false;
+  return kept;
+}
+
+// Has the vault know what is so, if it does not. Of a set that is not resident yet, it will.
+absl::Status Registry::KeepPin(const WeightSetRef& set) {
+  NewWeightSet kept = set->request_;
+  Residency residency;
+  ShardList shards;
+  std::vector<std::string> quarantines;
+  {
+    MutexLock lock(mutex_);
+    while (set->vault_is_busy_) vault_done_.Wait(mutex_);
+    if (set->state_ != v1::WEIGHT_SET_STATE_RESIDENT || set->kept_pinned_ == set->pinned_) return absl::OkStatus();
+    set->vault_is_busy_ = true;
+    kept.pinned = set->pinned_;
+    residency = set->residency_;
+    shards = set->shards_;
+    quarantines = set->quarantines_;
+  }
+  absl::Status status;
+  const auto rank_count = static_cast<int32_t>(shards.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    status.Update(options_.vault->Keep({kept, residency, *shards[i], rank_count, quarantines[i]}));
+  }
+  MutexLock lock(mutex_);
+  set->vault_is_busy_ = false;
+  if (status.ok()) set->kept_pinned_ = kept.pinned;
+  vault_done_.NotifyAll();
+  return status;
 }
 
 absl::Status Registry::CheckNotLeased(const WeightSetEntry& set) const {

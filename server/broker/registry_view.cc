@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
@@ -109,6 +110,9 @@ v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   if (set.adopt_time_ != std::chrono::system_clock::time_point()) {
     SetTimestamp(set.adopt_time_, proto.mutable_adopt_time());
   }
+  proto.set_pinned(set.pinned_);
+  if (set.last_use_ > 0) SetTimestamp(set.last_use_time_, proto.mutable_last_use_time());
+  for (std::string& alias : AliasesOf(set)) *proto.add_aliases() = std::move(alias);
   proto.set_load_seconds(set.residency_.load_seconds);
   proto.set_read_bytes(set.residency_.read_bytes);
   if (registry_internal::IsLoading(set.state_) && set.read_bytes_ > 0) {
@@ -141,8 +145,10 @@ RegistryTotals Registry::Totals() const {
   for (const auto& [device, bytes] : reserved_by_device_) totals.reserved_bytes += bytes;
   totals.lease_count = static_cast<int>(leases_.size());
   totals.draining = draining_;
+  totals.alias_count = static_cast<int>(aliases_.size());
   for (const WeightSetRef& set : sets_) {
     ++totals.sets_by_state[set->state_];
+    totals.pinned_sets += set->pinned_ ? 1 : 0;
     totals.quarantined_shards += std::count_if(set->quarantines_.begin(), set->quarantines_.end(),
                                                [](const std::string& why) { return !why.empty(); });
     totals.resident_shards += static_cast<int64_t>(set->shards_.size());

@@ -17,6 +17,8 @@ class EmptyVault : public ShardVault {
   absl::Status ForgetLoad(const std::string&) override { return absl::OkStatus(); }
   absl::Status KeepGeneration(const std::string&, int64_t) override { return absl::OkStatus(); }
   absl::Status ForgetGeneration(const std::string&) override { return absl::OkStatus(); }
+  absl::Status KeepAlias(const KeptAlias&) override { return absl::OkStatus(); }
+  absl::Status ForgetAlias(const std::string&) override { return absl::OkStatus(); }
   Adoption TakeAdoption() override { return {}; }
   bool outlives_broker() const override { return false; }
 };

@@ -27,6 +27,14 @@
 
 namespace weightbroker {
 
+// What an alias names.
+struct KeptAlias {
+  std::string name;
+  std::string fingerprint;
+  std::string previous_fingerprint = {};  // empty if there was none
+  std::chrono::system_clock::time_point move_time = {};
+};
+
 // An engine group, whose page's descriptor outlives brokers.
 struct KeptGroup {
   std::string name;
@@ -53,6 +61,7 @@ struct Adoption {
 
   std::vector<Set> sets;                       // oldest first, by when they became resident; none of them twice
   std::vector<Load> loads;                     // of fingerprints that are not among the sets
+  std::vector<KeptAlias> aliases;              // by name; their sets may be missing
   std::map<std::string, int64_t> generations;  // by fingerprint; those of the sets, too
   std::vector<KeptGroup> groups;               // by name
   int dropped_entries = 0;                     // which did not prove to be right; they are forgotten and logged
@@ -86,6 +95,10 @@ class ShardVault {
 
   virtual absl::Status KeepGeneration(const std::string& fingerprint, int64_t generation) = 0;
   virtual absl::Status ForgetGeneration(const std::string& fingerprint) = 0;
+
+  // Keeps what an alias names, in place of what was kept of that name.
+  virtual absl::Status KeepAlias(const KeptAlias& alias) = 0;
+  virtual absl::Status ForgetAlias(const std::string& name) = 0;
 
   virtual absl::Status KeepGroup(const KeptGroup& /*group*/) { return absl::OkStatus(); }
   virtual absl::Status ForgetGroup(const std::string& /*name*/) { return absl::OkStatus(); }

@@ -19,6 +19,18 @@
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
+namespace {
+
+void WriteFingerprint(const Fingerprint& fingerprint, v1::FingerprintResponse* response) {
+  response->set_fingerprint(fingerprint.hash);
+  for (const auto& [field, value] : fingerprint.components) {
+    v1::FingerprintComponent& component = *response->add_components();
+    component.set_field(field);
+    component.set_value(value);
+  }
+}
+
+}  // namespace
 
 grpc::ServerWriteReactor<v1::RegisterResponse>* WeightBrokerServiceImpl::Register(
     grpc::CallbackServerContext* grpc_context, const v1::RegisterRequest* request) {
@@ -57,17 +69,21 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::Fingerprint(grpc::CallbackSer
   return reactor;
 }
 
+absl::Status WeightBrokerServiceImpl::AnswerFingerprintOfAlias(const std::string& alias,
+                                                               v1::FingerprintResponse* response) const {
+  ASSIGN_OR_RETURN(const WeightSetRef set, context_.registry->FindByAlias(alias));
+  WriteFingerprint(set->fingerprint(), response);
+  response->set_resident(context_.registry->View(set).state == v1::WEIGHT_SET_STATE_RESIDENT);
+  return absl::OkStatus();
+}
+
 absl::Status WeightBrokerServiceImpl::AnswerFingerprint(const v1::FingerprintRequest& request,
                                                         v1::FingerprintResponse* response) const {
+  if (!request.alias().empty()) return AnswerFingerprintOfAlias(request.alias(), response);
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context_, request.spec(), request.environment()));
   const SetsOfSpec found = FindSets(*context_.registry, resolved);
   ASSIGN_OR_RETURN(const auto fingerprint, FingerprintFor(request, resolved, found));
-  response->set_fingerprint(fingerprint.hash);
-  for (const auto& [field, value] : fingerprint.components) {
-    v1::FingerprintComponent& component = *response->add_components();
-    component.set_field(field);
-    component.set_value(value);
-  }
+  WriteFingerprint(fingerprint, response);
   const WeightSetRef same = context_.registry->Find(fingerprint.hash);
   response->set_resident(same != nullptr && context_.registry->View(same).state == v1::WEIGHT_SET_STATE_RESIDENT);
   if (response->resident()) return absl::OkStatus();

@@ -46,6 +46,7 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
   absl::Status AnswerReport(const v1::ReportDamageRequest& request, const Peer& peer,
                             v1::ReportDamageResponse* response) const;
   absl::Status AnswerFingerprint(const v1::FingerprintRequest& request, v1::FingerprintResponse* response) const;
+  absl::Status AnswerFingerprintOfAlias(const std::string& alias, v1::FingerprintResponse* response) const;
   absl::StatusOr<weightbroker::Fingerprint> FingerprintFor(const v1::FingerprintRequest& request,
                                                            const ResolvedSpec& resolved, const SetsOfSpec& found) const;
   void FillHealth(const HealthFacts::Facts& facts, v1::HealthResponse* response) const;

@@ -20,6 +20,7 @@ struct NewWeightSet {
   // The files that the fingerprint is over; never null.
   std::shared_ptr<const CheckpointIdentity> identity = std::make_shared<const CheckpointIdentity>();
   Placement placement = {};
+  bool pinned = false;  // never evicted
 };
 
 // How a weight set came to be resident. The same for every broker that serves it.

@@ -230,7 +230,10 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(ReadCaps(flags, &config));
   RETURN_IF_ERROR(flags.ForEach("model_roots", [&](const std::string& text) { return AddModelRoot(text, &config); }));
   RETURN_IF_ERROR(
-      flags.Parse("memory_limit", ParseByteCount, [&](int64_t bytes) { config.memory_limit_bytes = bytes; }));
+      flags.Parse("memory_limit", ParseMemoryLimit, [&](MemoryLimit limit) { config.memory_limit = limit; }));
+  RETURN_IF_ERROR(flags.Parse("device_memory_limit", ParseMemoryLimit,
+                              [&](MemoryLimit limit) { config.device_memory_limit = limit; }));
+  RETURN_IF_ERROR(flags.Parse("eviction", ParseEviction, [&](bool evicts) { config.evicts_idle = evicts; }));
   RETURN_IF_ERROR(flags.ForEach("architecture_dir", [&](const std::string& path) {
     config.architecture_dir = path;
     return CheckFolder(path);

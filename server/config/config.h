@@ -42,10 +42,12 @@ struct BrokerConfig {
 
   std::vector<ConfiguredModelRoot> model_roots;  // in their order; no name and no path twice
   std::vector<std::string> devices;              // GPUs by ordinal or UUID, or "all" or "host" alone; never empty
-  int64_t memory_limit_bytes = 0;                // 0: no limit but the machine's
-  std::string architecture_dir;                  // empty for none
-  std::optional<int> metrics_port;               // on 127.0.0.1; 0 for a free one; unset for no metrics
-  int reader_threads = 0;                        // 0: the loader chooses, as for the next two
+  MemoryLimit memory_limit;                      // on the host; none but the machine's by default
+  MemoryLimit device_memory_limit;               // on each GPU
+  bool evicts_idle = false;
+  std::string architecture_dir;     // empty for none
+  std::optional<int> metrics_port;  // on 127.0.0.1; 0 for a free one; unset for no metrics
+  int reader_threads = 0;           // 0: the loader chooses, as for the next two
   int reads_per_thread = 0;
   int64_t read_chunk_bytes = 0;
   std::string read_method;  // "io_uring", "pread", or empty for io_uring where it is to be had

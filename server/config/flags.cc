@@ -12,6 +12,7 @@
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/near_names.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
 
@@ -52,7 +53,14 @@ constexpr FlagRow kRows[] = {
      "used; "
      "host: none. Host memory always may"},
     {"memory_limit", kText, kEverywhere, "BYTES", "0",
-     "The most host memory that weights may take, in bytes or with KiB, MiB, GiB or TiB; 0: what the machine allows"},
+     "The most host memory that weights may take, in bytes or with KiB, MiB, GiB or TiB, or as a percentage of the "
+     "machine's or the cgroup's memory, as 80%; 0: what the machine allows"},
+    {"device_memory_limit", kText, kEverywhere, "BYTES", "0",
+     "The most memory that weights may take on each GPU, in bytes or with KiB, MiB, GiB or TiB, or as a percentage of "
+     "the GPU's memory, as 90%; 0: what the GPU has free"},
+    {"eviction", kText, kEverywhere, "POLICY", "refuse",
+     "What becomes of a Register for which memory is missing: refuse, or idle: weight sets that nobody holds, pins or "
+     "names by an alias are released, those not used for longest first, if that makes room"},
     {"publish_timeout", kText, kEverywhere, "TIME", "60m",
      "How long an engine that publishes weights may take until it commits them: a number with ms, s or m"},
     {"publish_quantizations", kList, kEverywhere, "ENGINE/VERSION/METHOD,...", "",
@@ -135,21 +143,6 @@ const FlagRow* FindRow(const std::string& name) {
 absl::Status Invalid(const std::string& source, const std::string& why, std::map<std::string, std::string> metadata) {
   metadata["source"] = source;
   return MakeError(Reason::kConfigurationInvalid, absl::StrCat(source, ": ", why), metadata);
-}
-
-// How many characters must be added, removed or replaced to make one of the other.
-size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
 }
 
 std::string NearestFlag(const std::string& name) {

@@ -48,6 +48,23 @@ absl::StatusOr<int64_t> ParseByteCount(const std::string& text) {
       absl::StrCat("\"", text, "\" is not a number of bytes: give a whole number, alone or with KiB, MiB, GiB or TiB"));
 }
 
+absl::StatusOr<MemoryLimit> ParseMemoryLimit(const std::string& text) {
+  if (text.empty() || text.back() != '%') {
+    const auto bytes = ParseByteCount(text);
+    if (bytes.ok()) return MemoryLimit{.bytes = *bytes};
+    return Bad(absl::StrCat(std::string(bytes.status().message()), ", or a percentage from 1% to 100%"));
+  }
+  const auto percent = ParseNumber(text.substr(0, text.size() - 1), 1, 100);
+  if (!percent.ok()) return Bad(absl::StrCat("\"", text, "\" is not a percentage from 1% to 100%"));
+  return MemoryLimit{.percent = static_cast<int>(*percent)};
+}
+
+absl::StatusOr<bool> ParseEviction(const std::string& text) {
+  if (text == "idle") return true;
+  if (text == "refuse") return false;
+  return Bad(absl::StrCat("\"", text, "\" is not a policy: give refuse or idle"));
+}
+
 absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text) {
   constexpr int64_t kMostMilliseconds = 365LL * 24 * 3600 * 1000;
   const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());

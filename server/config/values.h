@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/log.h"
 #include "common/base/log_format.h"
+#include "common/memory/memory_limit.h"
 
 namespace weightbroker {
 
@@ -21,6 +22,12 @@ absl::StatusOr<int64_t> ParseNumber(const std::string& text, int64_t least, int6
 
 // Bytes: "1024", "64KiB", "512MiB", "80GiB", "2TiB".
 absl::StatusOr<int64_t> ParseByteCount(const std::string& text);
+
+// The same, or a part of all that there is: "80%".
+absl::StatusOr<MemoryLimit> ParseMemoryLimit(const std::string& text);
+
+// "idle" or "refuse": whether memory that nobody uses is taken from other weight sets.
+absl::StatusOr<bool> ParseEviction(const std::string& text);
 
 // A time: "500ms", "5s", "2m".
 absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text);

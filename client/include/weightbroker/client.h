@@ -104,10 +104,13 @@ struct LeaseEvent {
     kInterrupted,  // the lease has ended, with its broker or by an operator; it is being renewed
     kRenewed,      // the service counts this mapping again
     kLost,         // the weight set has been released, or the service stayed away too long; nothing follows
+    kSuperseded,   // the alias that was attached by names another weight set now; the lease goes on as it was
     kQuarantined,  // the service has found these bytes damaged, or their GPU faulty: do not use them; see `why`
   };
   Kind kind = Kind::kLost;
-  Status why;  // ok for kRenewed
+  Status why;                    // ok for kRenewed and kSuperseded
+  std::string alias = {};        // for kSuperseded
+  std::string fingerprint = {};  // of the weight set that it names now, for kSuperseded
 };
 
 // When pages of attached memory are mapped into the process.
@@ -134,6 +137,12 @@ struct AttachOptions {
   // if there is none, and nothing is registered. Empty: to the one that spec, environment and files come to. From disk
   // it is not looked at.
   std::string fingerprint;
+  // Attaches to the weight set that this alias ("llama@live") names at this moment, whatever the model's files are;
+  // ALIAS_UNKNOWN if there is none. MappedWeights::fingerprint() says which one it was. When the alias is moved to
+  // another, on_lease_event gets kSuperseded: attach again, by the same alias, when it suits, and let go of the old
+  // weights once nothing uses them. Nothing is registered. Not together with `fingerprint`. From disk it is not looked
+  // at.
+  std::string alias;
   // The engine's GPU, as this process counts (torch's cuda:N); -1 for weights in host memory. Weights that lie on
   // another GPU are refused, though the driver could map them: every access would go over the link between the two.
   // The calling thread's current device and context stay as they are. The GPU's primary context, which torch and
@@ -148,7 +157,7 @@ struct AttachOptions {
   // weights of one fingerprint.
   std::vector<std::string> devices;
   // Where the weights are loaded from disk to a GPU that lacks the memory: have the service let go of sets on it that
-  // nobody holds, oldest first, until there is room.
+  // nobody holds, pins or names by an alias, those not used for longest first, until there is room.
   bool evict_unleased = false;
   Prefault prefault = Prefault::kNone;
   // Reads every byte that has been attached before Attach returns, as MappedWeights::Verify does. If a digest differs

@@ -59,20 +59,26 @@ int FreePort() {
   return bound ? ntohs(address.sin_port) : 0;
 }
 
-double ReadMetric(int port, const std::string& name) {
+std::string ScrapeMetrics(int port) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return -1;
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return "";
   const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return -1;
+  if (send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
   std::string text;
   char buffer[4096];
   for (ssize_t length = 0; (length = read(socket.get(), buffer, sizeof(buffer))) > 0;) {
     text.append(buffer, static_cast<size_t>(length));
   }
+  const size_t body = text.find("\r\n\r\n");
+  return body == std::string::npos ? "" : text.substr(body + 3);  // with a line's end before the first
+}
+
+double ReadMetric(int port, const std::string& name) {
+  const std::string text = ScrapeMetrics(port);
   const size_t line = text.find("\n" + name + " ");
   return line == std::string::npos ? -1 : atof(text.c_str() + line + name.size() + 2);
 }

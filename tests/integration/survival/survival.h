@@ -32,6 +32,9 @@ bool WaitForStatus(const Service& service, v1::HealthResponse::Status status);
 // A port of loopback that nobody listens on, for --metrics_address.
 int FreePort();
 
+// All metrics on that port, a line's end before the first; empty if nobody answers.
+std::string ScrapeMetrics(int port);
+
 // The value of a metric without labels on that port; -1 if nobody answers or it is not there.
 double ReadMetric(int port, const std::string& name);
 

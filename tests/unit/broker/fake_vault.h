@@ -59,6 +59,10 @@ class FakeVault : public ShardVault {
   absl::Status ForgetGeneration(const std::string& fingerprint) override {
     return Call(absl::StrCat("ForgetGeneration ", fingerprint.substr(0, 2)));
   }
+  absl::Status KeepAlias(const KeptAlias& alias) override {
+    return Call(absl::StrCat("KeepAlias ", alias.name, " ", alias.fingerprint.substr(0, 2)));
+  }
+  absl::Status ForgetAlias(const std::string& name) override { return Call(absl::StrCat("ForgetAlias ", name)); }
   Adoption TakeAdoption() override {
     MutexLock lock(mutex_);
     return std::exchange(adoption_, {});

@@ -42,6 +42,8 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
                              "--allowed_gids=8",
                              "--model_roots=m=" + folder.path(),
                              "--memory_limit=2GiB",
+                             "--device_memory_limit=90%",
+                             "--eviction=idle",
                              "--metrics_address=127.0.0.1:1234",
                              "--reader_threads=3",
                              "--reads_per_thread=5",
@@ -73,7 +75,9 @@ TEST(BrokerConfig, HoldsEveryFlagInItsType) {
   ASSERT_EQ(config->model_roots.size(), 1u);
   EXPECT_EQ(config->model_roots[0].name, "m");
   EXPECT_EQ(config->model_roots[0].path, folder.path());
-  EXPECT_EQ(config->memory_limit_bytes, int64_t{2} << 30);
+  EXPECT_EQ(config->memory_limit, MemoryLimit{.bytes = int64_t{2} << 30});
+  EXPECT_EQ(config->device_memory_limit, MemoryLimit{.percent = 90});
+  EXPECT_TRUE(config->evicts_idle);
   EXPECT_EQ(config->metrics_port, 1234);
   EXPECT_EQ(config->reader_threads, 3);
   EXPECT_EQ(config->reads_per_thread, 5);
@@ -124,7 +128,8 @@ TEST(BrokerConfig, HasDefaultsInTheStructThatAreThoseOfTheTable) {
 
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->socket_mode, plain.socket_mode);
-  EXPECT_EQ(config->memory_limit_bytes, plain.memory_limit_bytes);
+  EXPECT_EQ(config->memory_limit, plain.memory_limit);
+  EXPECT_FALSE(config->evicts_idle);
   EXPECT_EQ(config->reader_threads, plain.reader_threads);
   EXPECT_EQ(config->max_concurrent_loads, plain.max_concurrent_loads);
   EXPECT_EQ(config->log_level, plain.log_level);
