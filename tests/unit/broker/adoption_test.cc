@@ -249,6 +249,28 @@ TEST(Adoption, TakesTheHighestGenerationThatAnyEntryNames) {
   EXPECT_THAT(checked.adoption.generations, ElementsAre(Pair(other, 9), Pair(hash, 4)));
 }
 
+TEST(Adoption, GivesAliasesAsTheyWereWrittenDown) {
+  const KeptAlias kept{"model@live", std::string(64, 'a'), std::string(64, 'b'), MakeResidency().resident_time};
+  const KeeperEntry entry = {
+      KeptKey(kAliasKind, kept.name), EncodeRecord(MakeAliasRecord(kept).SerializeAsString(), kInline)->value, {}};
+  CheckedEntries checked = CheckEntries(List(KeeperEntry{entry.key, entry.value, {}}));
+  ASSERT_THAT(checked.adoption.aliases, SizeIs(1));
+  const KeptAlias& found = checked.adoption.aliases[0];
+  EXPECT_EQ(found.name, kept.name);
+  EXPECT_EQ(found.fingerprint, kept.fingerprint);
+  EXPECT_EQ(found.previous_fingerprint, kept.previous_fingerprint);
+  EXPECT_EQ(found.move_time, kept.move_time);
+  EXPECT_THAT(CheckEntries(List(KeeperEntry{"alias/no alias", entry.value, {}})).refused, SizeIs(1));
+}
+
+TEST(Adoption, KnowsThatASetIsPinned) {
+  NewWeightSet set = MakeWeightSet();
+  set.pinned = true;
+  const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(set))));
+  ASSERT_THAT(checked.adoption.sets, SizeIs(1));
+  EXPECT_TRUE(checked.adoption.sets[0].request.pinned);
+}
+
 // ---- What is not. Each differs from a right one in one thing.
 
 TEST(Adoption, RefusesNothingOfAnEntryThatIsRight) {

@@ -34,6 +34,23 @@ TEST(ByteCount, RefusesOtherWordsAndWhatOverflows) {
   }
 }
 
+TEST(MemoryLimit, IsANumberOfBytesOrAPercentage) {
+  EXPECT_EQ(*ParseMemoryLimit("3GiB"), MemoryLimit{.bytes = int64_t{3} << 30});
+  EXPECT_EQ(*ParseMemoryLimit("80%"), MemoryLimit{.percent = 80});
+  EXPECT_EQ(MemoryLimit{.percent = 80}.Of(1001), 800);
+  EXPECT_EQ(MemoryLimit{.percent = 50}.Of(0), 1) << "nothing is granted on a guess";
+  EXPECT_EQ(MemoryLimit{}.Of(1000), 0);
+  for (const char* text : {"0%", "101%", "%", "8.5%", "-1%", "lots"}) {
+    EXPECT_THAT(WhyNot(ParseMemoryLimit(text)), HasSubstr("percentage from 1% to 100%")) << text;
+  }
+}
+
+TEST(Eviction, IsRefusedOrOfWhatIsIdle) {
+  EXPECT_TRUE(*ParseEviction("idle"));
+  EXPECT_FALSE(*ParseEviction("refuse"));
+  EXPECT_THAT(WhyNot(ParseEviction("always")), HasSubstr("refuse or idle"));
+}
+
 TEST(Duration, HasAUnit) {
   using std::chrono::milliseconds;
   EXPECT_EQ(*ParseDuration("500ms"), milliseconds(500));

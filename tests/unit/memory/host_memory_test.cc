@@ -62,6 +62,17 @@ TEST(HostMemory, IsLimitedByACgroupOfVersionTwoWhosePageCacheCouldGo) {
   EXPECT_THAT(memory.limited_by, StrEq("cgroup"));
 }
 
+TEST(HostMemory, IsInAllWhatTheMachineHasOrACgroupLimitsItTo) {
+  EXPECT_EQ(ReadHostMemoryTotal(FakeSystem(Files{{"/proc/meminfo", kMemInfo}}).root()), 8 * kMiB);
+  const FakeSystem system(Files{{"/proc/meminfo", kMemInfo},
+                                {"/proc/self/mountinfo", kV2Mount},
+                                {"/proc/self/cgroup", "0::/weights.slice/weightbroker.service\n"},
+                                {"/sys/fs/cgroup/weights.slice/memory.max", "max\n"},
+                                {"/sys/fs/cgroup/weights.slice/weightbroker.service/memory.max", "3145728\n"},
+                                {"/sys/fs/cgroup/weights.slice/weightbroker.service/memory.current", "2097152\n"}});
+  EXPECT_EQ(ReadHostMemoryTotal(system.root()), 3 * kMiB);
+}
+
 TEST(HostMemory, IsLimitedByACgroupAboveThisProcess) {
   const FakeSystem system(Files{{"/proc/meminfo", kMemInfo},
                                 {"/proc/self/mountinfo", kV2Mount},

@@ -1,0 +1,201 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/broker/registry.h"
+#include "tests/support/status_matchers.h"
+#include "tests/unit/broker/fake_clock.h"
+#include "tests/unit/broker/fake_vault.h"
+#include "tests/unit/broker/memory_plan.h"
+
+namespace weightbroker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using testing::FakeClock;
+using testing::FakeVault;
+using testing::HasMetadata;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::IsOk;
+using testing::PlanOf;
+using testing::Refuses;
+using ::testing::SizeIs;
+using testing::StatusIs;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr char kGpu[] = "GPU-a";
+
+std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
+
+NewWeightSet Wanted(const std::string& start, const std::string& device, bool pinned) {
+  NewWeightSet wanted;
+  wanted.fingerprint.hash = Hash(start);
+  wanted.placement.ranks = {{0, device}};
+  wanted.pinned = pinned;
+  return wanted;
+}
+
+MemoryPlan PlanOn(const std::string& device, int64_t bytes) {
+  return {.shards = {{.rank = 0, .device = device, .slab_bytes = bytes, .tensor_count = 1}}, .read_bytes = bytes};
+}
+
+class RegistryEvictionTest : public ::testing::Test {
+ protected:
+  RegistryEvictionTest() { options_.evicts_idle = true; }
+
+  void Start() {
+    options_.host_memory = [] { return HostMemory{.available_bytes = 1000 * kGiB, .limited_by = "machine"}; };
+    options_.memory_limit_bytes = 10 * kGiB;
+    options_.device_memory = [this](const std::string&) -> absl::StatusOr<DeviceMemory> {
+      return DeviceMemory{.available_bytes = 1000 * kGiB, .limited_by = "device", .total_bytes = gpu_bytes_};
+    };
+    options_.clock = &clock_;
+    options_.vault = &vault_;
+    options_.on_evicted = [this](const v1::WeightSet& set) { evicted_.push_back(set.fingerprint().substr(0, 2)); };
+    registry_ = Registry::Create(options_);
+  }
+
+  WeightSetRef Begin(const std::string& start, const std::string& device = kHostDevice, bool pinned = false) {
+    return registry_->Begin(Wanted(start, device, pinned)).value().set;
+  }
+
+  WeightSetRef MakeResident(const std::string& start, int64_t bytes, const std::string& device = kHostDevice,
+                            bool pinned = false) {
+    const WeightSetRef set = Begin(start, device, pinned);
+    EXPECT_THAT(registry_->GrantMemory(set, PlanOn(device, bytes)), IsOk());
+    auto shard = std::make_shared<Shard>();
+    shard->device = device;
+    shard->size_bytes = bytes;
+    shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
+    EXPECT_THAT(registry_->MakeResident(set, {shard}, bytes), IsOk());
+    clock_.Advance(std::chrono::seconds(1));
+    return set;
+  }
+
+  absl::Status Grant(const std::string& start, int64_t bytes) {
+    return registry_->GrantMemory(Begin(start), PlanOf(bytes, bytes, 1));
+  }
+
+  FakeClock clock_;
+  FakeVault vault_;
+  int64_t gpu_bytes_ = 100 * kGiB;
+  std::vector<std::string> evicted_;
+  RegistryOptions options_;
+  std::shared_ptr<Registry> registry_;
+};
+
+TEST_F(RegistryEvictionTest, EvictsWhatWasNotUsedForLongestAndNoMoreThanNeeded) {
+  Start();
+  const WeightSetRef first = MakeResident("aa", 3 * kGiB);
+  MakeResident("bb", 3 * kGiB);
+  MakeResident("cc", 3 * kGiB);
+  registry_->Acquire(first, 0, {}, nullptr).value().Drop();  // used again
+  EXPECT_THAT(Grant("dd", 4 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("bb"));
+  EXPECT_EQ(registry_->Totals().reserved_bytes, 10 * kGiB);
+  EXPECT_THAT(vault_.calls(), Contains("Forget 0"));
+}
+
+TEST_F(RegistryEvictionTest, LeavesTheSmallerOldOneWhereAYoungerOneIsNeededAnyway) {
+  Start();
+  MakeResident("aa", 1 * kGiB);
+  MakeResident("bb", 8 * kGiB);
+  EXPECT_THAT(Grant("cc", 8 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("bb"));
+}
+
+TEST_F(RegistryEvictionTest, EvictsNothingIfAllTogetherWouldNotDo) {
+  Start();
+  MakeResident("aa", 4 * kGiB);
+  const WeightSetRef held = MakeResident("bb", 4 * kGiB);
+  const Lease lease = registry_->Acquire(held, 0, {}, nullptr).value();
+  EXPECT_THAT(Grant("cc", 7 * kGiB),
+              AllOf(StatusIs(Reason::kMemoryExhausted, HasSubstr("bb0000000000 (4294967296 bytes, 1 lease)")),
+                    HasMetadata("need_bytes", std::to_string(7 * kGiB)),
+                    HasMetadata("have_bytes", std::to_string(2 * kGiB)), HasMetadata("limited_by", "memory_limit")));
+  EXPECT_THAT(evicted_, IsEmpty());
+  EXPECT_THAT(Grant("dd", 6 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
+TEST_F(RegistryEvictionTest, EvictsNeitherWhatIsPinnedNorWhatAnAliasNames) {
+  Start();
+  MakeResident("aa", 3 * kGiB, kHostDevice, /*pinned=*/true);
+  const WeightSetRef second = MakeResident("bb", 3 * kGiB);
+  const WeightSetRef third = MakeResident("cc", 3 * kGiB);
+  ASSERT_THAT(registry_->SetAlias({.name = "m@live", .set = second}), IsOk());
+  ASSERT_THAT(registry_->Pin(third), IsOk());
+  EXPECT_THAT(Grant("dd", 4 * kGiB), StatusIs(Reason::kMemoryExhausted, HasSubstr("named by an alias")));
+  ASSERT_THAT(registry_->DeleteAlias("m@live", std::nullopt), IsOk());
+  EXPECT_THAT(Grant("ee", 4 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("bb"));
+}
+
+TEST_F(RegistryEvictionTest, RefusesWhereItIsNotToEvict) {
+  options_.evicts_idle = false;
+  Start();
+  MakeResident("aa", 8 * kGiB);
+  EXPECT_THAT(Grant("bb", 8 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  const auto plan = registry_->PlanRoom(PlanOf(8 * kGiB, 1, 1));
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_FALSE(plan->fits);
+  EXPECT_EQ(plan->devices[0].evictable_bytes, 8 * kGiB);
+}
+
+TEST_F(RegistryEvictionTest, LimitsEachGpuToAPartOfItAndEvictsOnlyThere) {
+  options_.device_memory_limit = {.percent = 10};
+  Start();
+  MakeResident("aa", 8 * kGiB);  // on the host, and not used for longest
+  MakeResident("bb", 8 * kGiB, kGpu);
+  const WeightSetRef set = Begin("cc", kGpu);
+  const auto plan = registry_->PlanRoom(PlanOn(kGpu, 9 * kGiB));
+  ASSERT_THAT(plan, IsOk());
+  EXPECT_EQ(plan->devices[0].limited_by, "device_memory_limit");
+  EXPECT_EQ(plan->devices[0].have_bytes, 2 * kGiB);
+  ASSERT_THAT(plan->evictions, SizeIs(1));
+  EXPECT_THAT(evicted_, IsEmpty()) << "a plan changes nothing";
+  EXPECT_THAT(registry_->GrantMemory(set, PlanOn(kGpu, 9 * kGiB)), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("bb"));
+  EXPECT_THAT(registry_->GrantMemory(Begin("dd", kGpu), PlanOn(kGpu, 11 * kGiB)),
+              AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("limited_by", "device_memory_limit")));
+}
+
+TEST_F(RegistryEvictionTest, GrantsMoreToAPublisherByEvicting) {
+  Start();
+  MakeResident("aa", 8 * kGiB);
+  EXPECT_THAT(registry_->GrantMore(Begin("bb"), kHostDevice, 4 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
+TEST_F(RegistryEvictionTest, KeepsWhatTheVaultCannotForget) {
+  Start();
+  const WeightSetRef first = MakeResident("aa", 8 * kGiB);
+  vault_.OnCall(Refuses("Forget 0"));
+  EXPECT_THAT(Grant("bb", 8 * kGiB), StatusIs(Reason::kKeeperRefused));
+  EXPECT_EQ(registry_->View(first).state, v1::WEIGHT_SET_STATE_DRAINING);
+  vault_.OnCall(nullptr);
+  EXPECT_THAT(registry_->Release(first), IsOk());
+}
+
+TEST_F(RegistryEvictionTest, SaysThatMemoryOfAnEvictedSetIsHeldBySomebodyElse) {
+  options_.eviction_patience = std::chrono::milliseconds(0);
+  Start();
+  options_.memory_limit_bytes = 0;
+  int64_t available_bytes = 4 * kGiB;
+  options_.host_memory = [&] { return HostMemory{.available_bytes = available_bytes, .limited_by = "machine"}; };
+  registry_ = Registry::Create(options_);
+  MakeResident("aa", 3 * kGiB);
+  available_bytes = kGiB;
+  EXPECT_THAT(Grant("bb", 2 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  available_bytes = 4 * kGiB;
+  EXPECT_THAT(Grant("cc", 2 * kGiB), IsOk());
+}
+
+}  // namespace
+}  // namespace weightbroker
