@@ -21,9 +21,9 @@ struct RoomOptions {
   Deadline deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
 };
 
-// Ok if the GPU has `need_bytes` free, if need be once the service has unregistered sets on it that nobody holds, pins or
-// names by an alias, those not used for longest first, as few as do. MEMORY_EXHAUSTED with need, have, and in `holders` the service's sets there and the
-// processes that use it.
+// Ok if the GPU has `need_bytes` free, if need be once the service has unregistered sets on it that nobody holds, pins
+// or names by an alias, those not used for longest first, as few as do. MEMORY_EXHAUSTED with need, have, and in
+// `holders` the service's sets there and the processes that use it.
 absl::Status MakeRoomOnGpu(const CudaContext& context, const std::string& uuid, int64_t need_bytes,
                            const RoomOptions& options);
 

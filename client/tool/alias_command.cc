@@ -5,9 +5,11 @@
 #include <cstdio>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
 #include "client/src/connection.h"
 #include "client/tool/format.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "weightbroker/v1/weight_broker_admin_service.pb.h"
 
@@ -15,6 +17,7 @@ namespace weightbroker::tool {
 namespace {
 
 using client::Connection;
+using client::Deadline;
 using google::protobuf::util::TimeUtil;
 
 constexpr char kNone[] = "none";
@@ -22,25 +25,66 @@ constexpr char kNone[] = "none";
 // What a flag says of the fingerprint that is expected, as the API does.
 std::string Expected(const std::string& text) { return text == kNone ? "" : text; }
 
-// Connects, makes one call, and prints what it gives with `print`.
-template <typename Response, typename Call, typename Print>
-ExitCode RunCall(const ServiceFlags& service, Call call, Print print) {
+// Connects, has `ask` ask the service, and prints what it gives with `print`.
+template <typename Ask, typename Print>
+ExitCode Run(const ServiceFlags& service, Ask ask, Print print) {
   const auto connection = Connection::Open({.socket_path = service.socket});
   if (!connection.ok()) return PrintError(connection.status(), service.json);
-  Response response;
-  // Each of these calls may be made again when its broker has ended under it: doing it twice changes nothing more.
-  const absl::Status status =
-      (*connection)->Call(client::DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {
-        response.Clear();
-        return call((*connection)->admin_service(), context, &response);
-      });
-  if (!status.ok()) return PrintError(status, service.json);
+  const auto response = ask(**connection, client::DeadlineIn(service.timeout));
+  if (!response.ok()) return PrintError(response.status(), service.json);
   if (service.json) {
-    PrintJson(response);
+    PrintJson(*response);
   } else {
-    print(response);
+    print(*response);
   }
   return kDone;
+}
+
+absl::StatusOr<v1::ListWeightSetsResponse> List(const Connection& connection, Deadline deadline) {
+  v1::ListWeightSetsResponse response;
+  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return connection.admin_service().ListWeightSets(&context, {}, &response);
+  }));
+  return response;
+}
+
+// May be made again when its broker has ended under it: an alias that names the set already is left as it is.
+absl::StatusOr<v1::SetAliasResponse> Set(const Connection& connection, const v1::SetAliasRequest& request,
+                                         Deadline deadline) {
+  v1::SetAliasResponse response;
+  RETURN_IF_ERROR(connection.Call(deadline, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return connection.admin_service().SetAlias(&context, request, &response);
+  }));
+  return response;
+}
+
+v1::DeleteAliasResponse Deleted(const v1::ListWeightSetsResponse& before, const std::string& name) {
+  v1::DeleteAliasResponse response;
+  response.mutable_alias()->set_name(name);
+  for (const v1::Alias& alias : before.aliases()) {
+    if (alias.name() == name) *response.mutable_alias() = alias;
+  }
+  return response;
+}
+
+// A call that was lost with its broker may have been carried out: then the next broker does not know the alias.
+absl::StatusOr<v1::DeleteAliasResponse> Delete(const Connection& connection, const v1::DeleteAliasRequest& request,
+                                               Deadline deadline) {
+  ASSIGN_OR_RETURN(const v1::ListWeightSetsResponse before, List(connection, deadline));
+  client::Attempts attempts(connection, deadline);
+  bool was_lost = false;
+  while (true) {
+    v1::DeleteAliasResponse response;
+    const absl::Status status = connection.CallOnce(deadline, [&](grpc::ClientContext& context) {
+      return connection.admin_service().DeleteAlias(&context, request, &response);
+    });
+    if (status.ok()) return response;
+    if (was_lost && HasReason(status, Reason::kAliasUnknown)) return Deleted(before, request.alias());
+    if (!attempts.ShallTryAgain(status)) return status;
+    was_lost = true;
+  }
 }
 
 std::vector<std::string> DescribeAlias(const v1::Alias& alias) {
@@ -75,10 +119,8 @@ ExitCode RunAliasSet(const ServiceFlags& service, const AliasFlags& flags) {
   if (flags.expected_fingerprint.has_value()) {
     request.set_expected_fingerprint(Expected(*flags.expected_fingerprint));
   }
-  return RunCall<v1::SetAliasResponse>(
-      service,
-      [&](v1::WeightBrokerAdminService::StubInterface& stub, grpc::ClientContext& context,
-          v1::SetAliasResponse* response) { return stub.SetAlias(&context, request, response); },
+  return Run(
+      service, [&](const Connection& connection, Deadline deadline) { return Set(connection, request, deadline); },
       PrintChange);
 }
 
@@ -88,27 +130,21 @@ ExitCode RunAliasDelete(const ServiceFlags& service, const AliasFlags& flags) {
   if (flags.expected_fingerprint.has_value()) {
     request.set_expected_fingerprint(Expected(*flags.expected_fingerprint));
   }
-  return RunCall<v1::DeleteAliasResponse>(
-      service,
-      [&](v1::WeightBrokerAdminService::StubInterface& stub, grpc::ClientContext& context,
-          v1::DeleteAliasResponse* response) { return stub.DeleteAlias(&context, request, response); },
+  return Run(
+      service, [&](const Connection& connection, Deadline deadline) { return Delete(connection, request, deadline); },
       [](const v1::DeleteAliasResponse& response) {
         printf("%s named %s\n", response.alias().name().c_str(), response.alias().fingerprint().c_str());
       });
 }
 
 ExitCode RunAliasList(const ServiceFlags& service) {
-  return RunCall<v1::ListWeightSetsResponse>(
-      service,
-      [](v1::WeightBrokerAdminService::StubInterface& stub, grpc::ClientContext& context,
-         v1::ListWeightSetsResponse* response) { return stub.ListWeightSets(&context, {}, response); },
-      [](const v1::ListWeightSetsResponse& response) {
-        if (response.aliases().empty()) {
-          printf("no aliases\n");
-        } else {
-          PrintAliases(response.aliases());
-        }
-      });
+  return Run(service, List, [](const v1::ListWeightSetsResponse& response) {
+    if (response.aliases().empty()) {
+      printf("no aliases\n");
+    } else {
+      PrintAliases(response.aliases());
+    }
+  });
 }
 
 }  // namespace weightbroker::tool

@@ -20,11 +20,14 @@ size_t EditDistance(const std::string& a, const std::string& b) {
 }
 
 std::vector<std::string> NearNames(const std::string& name, std::vector<std::string> known, size_t most) {
-  std::stable_sort(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
-    return EditDistance(name, a) < EditDistance(name, b);
-  });
-  if (known.size() > most) known.resize(most);
-  return known;
+  std::vector<std::pair<size_t, size_t>> by_distance;  // and by place
+  for (size_t i = 0; i < known.size(); ++i) by_distance.emplace_back(EditDistance(name, known[i]), i);
+  std::sort(by_distance.begin(), by_distance.end());
+  std::vector<std::string> near;
+  for (size_t i = 0; i < std::min(most, by_distance.size()); ++i) {
+    near.push_back(std::move(known[by_distance[i].second]));
+  }
+  return near;
 }
 
 }  // namespace weightbroker

@@ -65,7 +65,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::SetAlias(grpc::CallbackServerContext
     return reactor;
   }
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
-    reactor->Finish(record->End(AnswerSetAlias(context_, *record, *request, response)));
+    record->SetObject(absl::StrCat(request->alias(), " ", request->fingerprint()));
+    absl::Status status = record->CheckInTime();
+    if (status.ok()) status = AnswerSetAlias(context_, *record, *request, response);
+    reactor->Finish(record->End(status));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;
@@ -81,7 +84,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::DeleteAlias(grpc::CallbackServerCont
     return reactor;
   }
   const bool taken = context_.workers->TrySubmit([this, reactor, record, request, response] {
-    reactor->Finish(record->End(AnswerDeleteAlias(context_, *record, *request, response)));
+    record->SetObject(request->alias());
+    absl::Status status = record->CheckInTime();
+    if (status.ok()) status = AnswerDeleteAlias(context_, *record, *request, response);
+    reactor->Finish(record->End(status));
   });
   if (!taken) reactor->Finish(record->End(WorkersBusyError()));
   return reactor;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/alias_name.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/quote.h"
@@ -55,6 +56,7 @@ absl::Status ExportCall::StartExport() {
     return MakeError(Reason::kInvalidArgument, "a renewal names its weight set by fingerprint, and holds it",
                      {{"field", "renewal"}});
   }
+  if (!request_.renewal().alias().empty()) RETURN_IF_ERROR(CheckAliasName(request_.renewal().alias()));
   switch (request_.target_case()) {
     case v1::ExportRequest::kFingerprint:
       return ExportByFingerprint();

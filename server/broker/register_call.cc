@@ -33,6 +33,10 @@ v1::RegisterResponse ProgressResponse(const WeightSetEntry& set, const WeightSet
   return response;
 }
 
+bool HasGone(v1::WeightSetState state) {
+  return state == v1::WEIGHT_SET_STATE_DRAINING || state == v1::WEIGHT_SET_STATE_RELEASED;
+}
+
 }  // namespace
 
 void RegisterCall::Start() {
@@ -105,6 +109,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   RETURN_IF_ERROR(context_.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
   if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
+  if (HasGone(context_.registry->View(set).state)) return FindOrLoad();  // it was evicted between the two
   if (IsEngineLayout(resolved.spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
   context_.metrics->outcomes().CountRegistration(registration);
   record().AuditDone(set->fingerprint().hash);
@@ -124,7 +129,7 @@ Registration RegisterCall::FoundAs(const std::string& fingerprint) const {
   if (known == nullptr) return Registration::kStarted;
   const v1::WeightSetState state = context_.registry->View(known).state;
   if (state == v1::WEIGHT_SET_STATE_RESIDENT) return Registration::kHit;
-  return state == v1::WEIGHT_SET_STATE_FAILED ? Registration::kStarted : Registration::kJoined;
+  return state == v1::WEIGHT_SET_STATE_FAILED || HasGone(state) ? Registration::kStarted : Registration::kJoined;
 }
 
 absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {
@@ -221,7 +226,7 @@ void RegisterCall::OnChange() {
   if (view.state == v1::WEIGHT_SET_STATE_FAILED) {
     End(view.failure);
   } else if (view.state == v1::WEIGHT_SET_STATE_RELEASED) {
-    End(MakeError(Reason::kCancelled, "the weight set was unregistered while this call waited for it",
+    End(MakeError(Reason::kCancelled, "the weight set was unregistered or evicted while this call waited for it",
                   {{"fingerprint", set_->fingerprint().hash}}));
   } else if (view.state == v1::WEIGHT_SET_STATE_RESIDENT || !Waits()) {
     v1::RegisterResponse response;

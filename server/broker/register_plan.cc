@@ -35,9 +35,13 @@ void WriteEvictions(const RoomPlan& room, v1::RegisterPlan* plan) {
   }
 }
 
-bool IsPresent(const Registry& registry, const std::string& fingerprint) {
+// Whether a Register would find the set.
+absl::StatusOr<bool> IsPresent(const Registry& registry, const std::string& fingerprint) {
   const WeightSetRef set = registry.Find(fingerprint);
-  return set != nullptr && registry.View(set).state != v1::WEIGHT_SET_STATE_FAILED;
+  if (set == nullptr) return false;
+  RETURN_IF_ERROR(registry.CheckNotDraining(set));
+  const v1::WeightSetState state = registry.View(set).state;
+  return state != v1::WEIGHT_SET_STATE_FAILED && state != v1::WEIGHT_SET_STATE_DRAINING;
 }
 
 }  // namespace
@@ -45,7 +49,8 @@ bool IsPresent(const Registry& registry, const std::string& fingerprint) {
 absl::StatusOr<v1::RegisterPlan> MakeRegisterPlan(const ServiceContext& context, const NewWeightSet& wanted) {
   v1::RegisterPlan plan;
   plan.set_fingerprint(wanted.fingerprint.hash);
-  if (IsPresent(*context.registry, wanted.fingerprint.hash)) {
+  ASSIGN_OR_RETURN(const bool is_present, IsPresent(*context.registry, wanted.fingerprint.hash));
+  if (is_present) {
     plan.set_present(true);
     plan.set_fits(true);
     return plan;

@@ -165,16 +165,19 @@ absl::StatusOr<Registry::Begun> Registry::Begin(NewWeightSet request) {
   Begun begun;
   {
     MutexLock lock(mutex_);
-    if (draining_) return DrainingError();
-    const auto same = std::find_if(sets_.begin(), sets_.end(), [&](const WeightSetRef& set) {
-      return set->fingerprint().hash == request.fingerprint.hash;
-    });
-    if (same != sets_.end() && (*same)->state_ == v1::WEIGHT_SET_STATE_FAILED) {
-      sets_.erase(same);
-    } else if (same != sets_.end()) {
-      NoteUse(**same);
-      return Begun{*same, false};
+    const std::string hash = request.fingerprint.hash;
+    WeightSetRef same = FindLocked(hash);
+    while (same != nullptr && same->state_ == v1::WEIGHT_SET_STATE_DRAINING && same->vault_is_busy_) {
+      vault_done_.Wait(mutex_);
+      same = FindLocked(hash);
     }
+    if (draining_) return DrainingError();
+    if (same != nullptr && same->state_ == v1::WEIGHT_SET_STATE_DRAINING) return DrainingSetError(*same);
+    if (same != nullptr && same->state_ != v1::WEIGHT_SET_STATE_FAILED) {
+      NoteUse(*same);
+      return Begun{same, false};
+    }
+    if (same != nullptr) Forget(same);
     begun = {std::make_shared<WeightSetEntry>(std::move(request)), true};
     begun.set->residency_.generation = LastGeneration(begun.set->fingerprint().hash);
     begun.set->residency_.register_time = options_.clock->WallNow();
@@ -368,8 +371,34 @@ void Registry::Fail(const WeightSetRef& set, const absl::Status& cause) {
   ForgetAliases(aliases);
 }
 
+absl::Status Registry::DrainingSetError(const WeightSetEntry& set) {
+  const std::string& hash = set.fingerprint().hash;
+  const int leases = CountLeases(set);
+  if (leases == 0) {
+    return MakeError(Reason::kKeeperRefused,
+                     absl::StrCat("weight set ", hash,
+                                  " is being released, but the keeper has not forgotten it: unregister it again"),
+                     {{"fingerprint", hash}});
+  }
+  return MakeError(Reason::kLeased,
+                   absl::StrCat("weight set ", hash, " is being released, and ", leases,
+                                leases == 1 ? " lease still keeps" : " leases still keep",
+                                " its memory: register it anew once no engine holds it, or unregister it with force"),
+                   {{"fingerprint", hash}, {"lease_count", absl::StrCat(leases)}});
+}
+
+absl::Status Registry::CheckNotDraining(const WeightSetRef& set) const {
+  MutexLock lock(mutex_);
+  const bool is_left_over = set->state_ == v1::WEIGHT_SET_STATE_DRAINING && !set->vault_is_busy_;
+  return is_left_over ? DrainingSetError(*set) : absl::OkStatus();
+}
+
 WeightSetRef Registry::Find(const std::string& fingerprint) const {
   MutexLock lock(mutex_);
+  return FindLocked(fingerprint);
+}
+
+WeightSetRef Registry::FindLocked(const std::string& fingerprint) const {
   for (const WeightSetRef& set : sets_) {
     if (set->fingerprint().hash == fingerprint) return set;
   }

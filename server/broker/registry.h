@@ -7,7 +7,9 @@
 //   auto lease = registry->Acquire(begun.set, /*rank=*/0, {}, on_ended);              // STILL_LOADING, DRAINING, ...
 //   if (!lease.ok()) return lease.status();                                           // dropped when *lease goes
 //
-// Thread-safe. Callbacks are called without any lock held, from whichever thread caused them.
+// Thread-safe. Callbacks are called without the lock on the sets, from whichever thread caused them. While an alias
+// moves, and while sets are evicted, the next of either waits until the callbacks have returned: they must begin
+// neither.
 #pragma once
 
 #include <chrono>
@@ -254,7 +256,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
     bool is_new = false;  // the caller must now load it; otherwise someone has, or does
   };
   // Finds the set with this fingerprint, or starts a new one in ALLOCATING. One that failed is forgotten and started
-  // anew. DRAINING once the service is, or while the set is.
+  // anew; the release of one that nobody holds is waited for. DRAINING once the service is, or as CheckNotDraining.
   absl::StatusOr<Begun> Begin(NewWeightSet request);
 
   // Reserves memory for all of the plan, on every device or on none: ALLOCATING → LOADING. MEMORY_EXHAUSTED with need,
@@ -291,6 +293,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // Takes over a set that another broker has made resident: → RESIDENT, as it was, whatever the memory limit: the
   // memory has been taken already. PROTOCOL_ERROR if there is a set with this fingerprint.
   absl::StatusOr<WeightSetRef> Adopt(Adoption::Set adopted);
+
+  // LEASED with the count if the set is being released and leases still keep its memory, KEEPER_REFUSED if its release
+  // has failed: it cannot be registered anew yet.
+  absl::Status CheckNotDraining(const WeightSetRef& set) const;
 
   // What GrantMemory of such a plan would come to now. Changes nothing. Fails only where a device cannot be asked, or
   // with PROTOCOL_ERROR as GrantMemory does.
@@ -391,11 +397,12 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // cannot forget the set that is to be released, this fails with the alias moved and that set in DRAINING.
   absl::StatusOr<AliasChanged> SetAlias(const AliasChange& change);
 
-  // Gives it as it was. ALIAS_UNKNOWN, ALIAS_CONFLICT, DRAINING, or as ShardVault::ForgetAlias fails.
+  // Gives it as it was. Fails as FindByAlias, with ALIAS_CONFLICT, or as ShardVault::ForgetAlias.
   absl::StatusOr<KeptAlias> DeleteAlias(const std::string& name,
                                         const std::optional<std::string>& expected_fingerprint);
 
-  // The set that it names. ALIAS_UNKNOWN with those whose names are near, or DRAINING.
+  // The set that it names. INVALID_ARGUMENT for what is no such name, ALIAS_UNKNOWN with those whose names are near, or
+  // DRAINING.
   absl::StatusOr<WeightSetRef> FindByAlias(const std::string& name) const;
 
   std::vector<KeptAlias> Aliases() const;  // by name
@@ -404,7 +411,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::Status AdoptAlias(const KeptAlias& alias);
 
   // Has the holder of `lease` told when `alias`, by which it was taken, names another set than the lease's: at once if
-  // it does already.
+  // it does already. Of moves that follow each other closely, and as closely on this, the last to be told of may not be
+  // the last.
   void Follow(const Lease& lease, const std::string& alias, Superseded on_superseded);
 
   // ---- Watching.
@@ -460,6 +468,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   explicit Registry(RegistryOptions options) : options_(std::move(options)) {}
 
   void DropLease(int64_t id);
+  WeightSetRef FindLocked(const std::string& fingerprint) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static absl::Status DrainingSetError(const WeightSetEntry& set);
   absl::Status TryGrantMemory(const WeightSetRef& set, const MemoryPlan& plan, BytesNeeded need);
   absl::Status TryGrantMore(const WeightSetRef& set, const std::string& device, int64_t bytes);
 
@@ -508,7 +518,8 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<KeptAlias> PrepareAlias(const AliasChange& change) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckExpected(const std::string& name, const std::optional<std::string>& expected_fingerprint) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status AliasUnknown(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<std::string> AliasNames() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static absl::Status AliasUnknown(const std::string& name, std::vector<std::string> known);
   int TellSuperseded(const std::string& alias, const WeightSetRef& set, Callbacks* callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   WeightSetRef CommitAlias(const KeptAlias& alias, const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -516,7 +527,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   std::vector<std::string> DropAliasesOf(const WeightSetEntry& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAliases(const std::vector<std::string>& names);
   void UndoKeptAlias(const std::string& name);
-  absl::StatusOr<v1::WeightSet> ReleaseOnceUnleased(const WeightSetRef& set);
+  absl::StatusOr<std::optional<v1::WeightSet>> ReleaseOnceUnleased(const WeightSetRef& set);
 
   void Forget(const WeightSetRef& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldFailures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -43,23 +43,33 @@ absl::Status Registry::CheckNotAliased(const WeightSetEntry& set) const {
                    {{"fingerprint", set.fingerprint().hash}, {"aliases", names}});
 }
 
-absl::Status Registry::AliasUnknown(const std::string& name) const {
-  std::vector<std::string> known;
-  for (const auto& [other, entry] : aliases_) known.push_back(other);
+std::vector<std::string> Registry::AliasNames() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : aliases_) names.push_back(name);
+  return names;
+}
+
+// Compares with every name, which takes a while: FindByAlias does it without the lock.
+absl::Status Registry::AliasUnknown(const std::string& name, std::vector<std::string> known) {
   const std::string near = absl::StrJoin(NearNames(name, std::move(known), kMostNearNames), ", ");
   return MakeError(Reason::kAliasUnknown,
                    absl::StrCat("there is no alias ", Quote(name), "; ",
                                 near.empty() ? "there are none at all" : absl::StrCat("the nearest are: ", near),
                                 ": set it with weightbroker alias set"),
-                   {{"alias", Printable(name)}, {"nearest", near}});
+                   {{"alias", name}, {"nearest", near}});
 }
 
 absl::StatusOr<WeightSetRef> Registry::FindByAlias(const std::string& name) const {
-  MutexLock lock(mutex_);
-  if (draining_) return DrainingError();
-  const auto found = aliases_.find(name);
-  if (found == aliases_.end()) return AliasUnknown(name);
-  return found->second.set;
+  RETURN_IF_ERROR(CheckAliasName(name));
+  std::vector<std::string> known;
+  {
+    MutexLock lock(mutex_);
+    if (draining_) return DrainingError();
+    const auto found = aliases_.find(name);
+    if (found != aliases_.end()) return found->second.set;
+    known = AliasNames();
+  }
+  return AliasUnknown(name, std::move(known));
 }
 
 std::vector<KeptAlias> Registry::Aliases() const {
@@ -128,7 +138,7 @@ int Registry::TellSuperseded(const std::string& alias, const WeightSetRef& set, 
   for (const auto& [id, record] : leases_) {
     if (record.alias != alias || record.set == set || !record.on_superseded) continue;
     ++told;
-    callbacks->push_back([on_superseded = record.on_superseded, alias, fingerprint = set->fingerprint().hash] {
+    callbacks->emplace_back([on_superseded = record.on_superseded, alias, fingerprint = set->fingerprint().hash] {
       on_superseded(alias, fingerprint);
     });
   }
@@ -188,7 +198,8 @@ void Registry::UndoKeptAlias(const std::string& name) {
 }
 
 // Lets nobody in any more; the vault forgets it at once, so that no later broker takes it up again.
-absl::StatusOr<v1::WeightSet> Registry::ReleaseOnceUnleased(const WeightSetRef& set) {
+// Nothing if it is neither resident nor on its way out.
+absl::StatusOr<std::optional<v1::WeightSet>> Registry::ReleaseOnceUnleased(const WeightSetRef& set) {
   Callbacks callbacks;
   v1::WeightSet released;
   {
@@ -196,8 +207,8 @@ absl::StatusOr<v1::WeightSet> Registry::ReleaseOnceUnleased(const WeightSetRef& 
     while (set->vault_is_busy_) vault_done_.Wait(mutex_);
     RETURN_IF_ERROR(CheckNotAliased(*set));
     if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
+    if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) return std::nullopt;
     released = DescribeLocked(*set);
-    if (set->state_ != v1::WEIGHT_SET_STATE_DRAINING) return released;  // somebody else has released it meanwhile
     set->vault_is_busy_ = true;
   }
   Call(callbacks);
@@ -209,12 +220,12 @@ absl::StatusOr<v1::WeightSet> Registry::ReleaseOnceUnleased(const WeightSetRef& 
 absl::StatusOr<KeptAlias> Registry::DeleteAlias(const std::string& name,
                                                 const std::optional<std::string>& expected_fingerprint) {
   MutexLock alias_lock(alias_mutex_);
+  RETURN_IF_ERROR(FindByAlias(name).status());
   KeptAlias deleted;
   {
     MutexLock lock(mutex_);
-    if (draining_) return DrainingError();
     const auto found = aliases_.find(name);
-    if (found == aliases_.end()) return AliasUnknown(name);
+    if (found == aliases_.end()) return AliasUnknown(name, AliasNames());  // its set was released just now
     RETURN_IF_ERROR(CheckExpected(name, expected_fingerprint));
     const AliasEntry& entry = found->second;
     deleted = {name, entry.set->fingerprint().hash, entry.previous_fingerprint, entry.move_time};

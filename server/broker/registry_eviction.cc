@@ -24,6 +24,16 @@ constexpr std::chrono::milliseconds kPollInterval(20);
 constexpr size_t kMostHolders = 5;
 constexpr size_t kShortFingerprint = 12;
 
+// What was evicted has gone for nothing, since somebody still has its memory.
+absl::Status NotFreeYet(const absl::Status& status, size_t evicted) {
+  return MakeError(Reason::kMemoryExhausted,
+                   absl::StrCat(status.message(), "; ", evicted,
+                                evicted == 1 ? " weight set was evicted for it, whose memory is"
+                                             : " weight sets were evicted for it, whose memory is",
+                                " not free yet: an engine may still have it mapped whose lease was lost"),
+                   GetErrorDetails(status).metadata);
+}
+
 }  // namespace
 
 void Registry::NoteUse(WeightSetEntry& set) {
@@ -202,7 +212,7 @@ absl::StatusOr<RoomPlan> Registry::PlanRoom(const MemoryPlan& plan) const {
 
 // ---- Making room.
 
-// Ok if there may be enough now. Otherwise `short_of`, or as the vault fails.
+// Ok if there may be enough now. Otherwise MEMORY_EXHAUSTED, or as the vault fails.
 absl::Status Registry::MakeRoom(const BytesNeeded& need, const absl::Status& short_of) {
   if (!options_.evicts_idle) return short_of;
   MutexLock eviction_lock(eviction_mutex_);
@@ -227,7 +237,8 @@ absl::Status Registry::MakeRoom(const BytesNeeded& need, const absl::Status& sho
     forgotten.Update(status);
   }
   RETURN_IF_ERROR(forgotten);
-  return WaitForRoom(need).ok() ? absl::OkStatus() : short_of;
+  const absl::Status room = WaitForRoom(need);
+  return HasReason(room, Reason::kMemoryExhausted) ? NotFreeYet(room, evicted.size()) : room;
 }
 
 // A released set's memory is free once the last process has closed its descriptors, and a GPU's a while after that.

@@ -277,16 +277,16 @@ absl::Status Registry::FinishForgetting(const WeightSetRef& set) {
 }
 
 absl::Status Registry::Pin(const WeightSetRef& set) {
-  {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      set->pinned_ = true;  // first, so that it is not evicted meanwhile
+    }
+    RETURN_IF_ERROR(KeepPin(set));
     MutexLock lock(mutex_);
     if (set->pinned_) return absl::OkStatus();
-    set->pinned_ = true;  // first, so that it is not evicted meanwhile
+    // Somebody else's has failed in between, and undone this one.
   }
-  const absl::Status kept = KeepPin(set);
-  if (kept.ok()) return kept;
-  MutexLock lock(mutex_);
-  set->pinned_ = false;
-  return kept;
 }
 
 absl::Status Registry::Unpin(const WeightSetRef& set) {
@@ -297,7 +297,8 @@ absl::Status Registry::Unpin(const WeightSetRef& set) {
   return KeepPin(set);
 }
 
-// Has the vault know what is so, if it does not. Of a set that is not resident yet, it will.
+// Has the vault know what is so, if it does not; what it cannot know is not so. Of a set that is not resident yet, it
+// will.
 absl::Status Registry::KeepPin(const WeightSetRef& set) {
   NewWeightSet kept = set->request_;
   Residency residency;
@@ -320,7 +321,11 @@ absl::Status Registry::KeepPin(const WeightSetRef& set) {
   }
   MutexLock lock(mutex_);
   set->vault_is_busy_ = false;
-  if (status.ok()) set->kept_pinned_ = kept.pinned;
+  if (status.ok()) {
+    set->kept_pinned_ = kept.pinned;
+  } else {
+    set->pinned_ = set->kept_pinned_;
+  }
   vault_done_.NotifyAll();
   return status;
 }

@@ -137,12 +137,9 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::AllocateSlabs(grpc::CallbackS
   const auto allocate = [publication, request, answer] {
     publication->Allocate({request->slab_bytes().begin(), request->slab_bytes().end()}, answer);
   };
-  if (publication->facts().place.device == kHostDevice) {
-    allocate();
-  } else if (!context_.device_workers->TrySubmit(
-                 allocate)) {  // the driver, which is asked what is left, takes its time
-    answer(WorkersBusyError());
-  }
+  // It may have to wait until sets have been evicted, and on a GPU for the driver, which takes its time.
+  const bool is_on_host = publication->facts().place.device == kHostDevice;
+  if (!(is_on_host ? context_.workers : context_.device_workers)->TrySubmit(allocate)) answer(WorkersBusyError());
   return reactor;
 }
 

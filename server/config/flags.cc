@@ -42,7 +42,8 @@ constexpr FlagRow kRows[] = {
     {"register_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
     {"publish_uids", kList, kEverywhere, "USER,...", "", "The same for who may publish weights"},
     {"publish_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
-    {"admin_uids", kList, kEverywhere, "USER,...", "", "The same for who may administer (Unregister, Scrub)"},
+    {"admin_uids", kList, kEverywhere, "USER,...", "",
+     "The same for who may administer (Unregister, Scrub, SetAlias, DeleteAlias)"},
     {"admin_gids", kList, kEverywhere, "GROUP,...", "", "Groups whose members may, by name or number"},
     {"model_roots", kRepeated, kEverywhere, "NAME=/PATH", "",
      "Folders under which models may lie; whoever may connect may load what is there. A spec says NAME:relative/path "

@@ -205,9 +205,12 @@ def run_rehearsal(models, service, prometheus):
                  ("register", "models:small", *ANY, "--devices", "host"), ("list",)]
         faults = [("export", "models:small", "--torch_version", "2.11.0"), ("export", "models:other", *ANY),
                   ("unregister", fingerprint), ("register", "models:large", *ANY, "--devices", "host")]
+        # There is room for one of the two: each makes the other go.
+        evictions = [("register", f"models:{name}", *ANY, "--devices", "host") for name in ("first", "second")]
         causes = ("WeightbrokerFingerprintMismatches", "WeightbrokerExportsRefused", "WeightbrokerMemoryPressure",
                   "WeightbrokerStuckLease")
-        with Load(service, *usual, *faults):
+        with Load(service, *usual, *evictions, *faults):
+            wait_until("an eviction is counted", lambda: prometheus.query("weightbroker_evictions_total > 0"))
             check_data(service, prometheus)
             expect_firing(prometheus, *causes)
         with Load(service, *usual):
@@ -226,10 +229,10 @@ def main():
     check_dashboard_schema()
     with tempfile.TemporaryDirectory() as models, tempfile.TemporaryDirectory() as rules:
         tool = pathlib.Path(sys.argv[1]) / "weightbroker"
-        for name, size in {"small": "4MB", "other": "4MB", "large": "1GB"}.items():
+        for name, size in {"small": "4MB", "other": "4MB", "first": "40MB", "second": "40MB", "large": "1GB"}.items():
             subprocess.run([tool, "mkcheckpoint", f"{models}/{name}", "--model", "llama", "--bytes", size, "--sparse"],
                            check=True, stdout=subprocess.DEVNULL)
-        service = Service(sys.argv[1], {"models": models}, flags=("--memory_limit", "64MiB"))
+        service = Service(sys.argv[1], {"models": models}, flags=("--memory_limit", "64MiB", "--eviction", "idle"))
         target = f"127.0.0.1:{service.metrics_port}"
         with Prometheus(target, [RULES / "recording.rules.yml", accelerated(rules)]) as prometheus:
             expect_firing(prometheus, "WeightbrokerDown")

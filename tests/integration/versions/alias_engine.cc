@@ -1,6 +1,6 @@
 // An engine that attaches by an alias, checks that what it got is one whole version, leaves, and begins anew, until
-// SIGTERM. Every word of a version says which it is; the flags say which fingerprint has which. In the end it prints
-// what it has seen, as one line of JSON.
+// SIGTERM. Every word of a version says which it is; the flags say which fingerprint has which. It prints "attached"
+// the first time, and in the end what it has seen, as one line of JSON.
 
 #include <signal.h>
 
@@ -70,6 +70,7 @@ class Engine {
       return;
     }
     const uint64_t version = flags_.versions[weights->fingerprint()];
+    if (attached_.empty()) Say("attached");
     ++attached_[std::to_string(version)];
     if (!IsWholly(*weights, version)) ++mixtures_;
     if (!weights->Verify(1).ok()) ++wrong_digests_;
@@ -77,6 +78,11 @@ class Engine {
     if (random_() % 8 != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(random_() % 50));
     if (!IsWholly(*weights, version)) ++mixtures_;
+  }
+
+  static void Say(const char* line) {
+    printf("%s\n", line);
+    fflush(stdout);
   }
 
   void OnLeaseEvent(const LeaseEvent& event) {

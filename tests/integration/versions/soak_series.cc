@@ -22,12 +22,13 @@ double Series::SlopeOfSecondHalf() const {
   return variance == 0 ? 0 : covariance / variance;
 }
 
-bool Series::PrintAndJudge() const {
+bool Series::Print(bool judged) const {
   const double slope = SlopeOfSecondHalf();
   const bool is_flat = slope <= bound_;
-  printf("%-34s %14.0f to %14.0f, slope of the second half %10.4f a cycle (at most %g)%s\n", name_.c_str(),
-         points_.empty() ? 0 : points_.front().second, points_.empty() ? 0 : points_.back().second, slope, bound_,
-         is_flat ? "" : "  WRONG");
+  printf("%-26s %14.0f to %14.0f, slope of the second half %10.4f a cycle", name_.c_str(),
+         empty() ? 0 : points_.front().second, empty() ? 0 : last(), slope);
+  if (judged) printf(" (at most %g)%s", bound_, is_flat ? "" : "  WRONG");
+  printf("\n");
   return is_flat;
 }
 

@@ -19,11 +19,19 @@ class Series {
 
   void Add(double cycle, double value) { points_.emplace_back(cycle, value); }
 
+  const std::string& name() const { return name_; }
+  bool empty() const { return points_.empty(); }
+  double last() const { return points_.back().second; }
+  // From the first point to the last; 0 if there are none.
+  double Cycles() const { return empty() ? 0 : points_.back().first - points_.front().first; }
+  double Growth() const { return empty() ? 0 : points_.back().second - points_.front().second; }
+
   // By least squares over the second half of the points: what is taken once, at the start, does not count.
   double SlopeOfSecondHalf() const;
 
-  // Prints first and last value and the slope; whether that is at most the bound.
-  bool PrintAndJudge() const;
+  // Prints first and last value and the slope; whether that is at most the bound. `judged` says whether it also says
+  // so.
+  bool Print(bool judged) const;
 
  private:
   std::string name_;

@@ -127,6 +127,21 @@ TEST_F(AdoptionServiceTest, ReadsTheFilesAgainIfOneHasChangedSinceTheyWereKept) 
   EXPECT_THAT(fingerprint->differences(), ::testing::Not(IsEmpty()));
 }
 
+TEST_F(AdoptionServiceTest, ServesAnAliasAgainAndForgetsOneWhoseSetWasNotTakenOver) {
+  Adoption adoption = WithOneSet();
+  adoption.sets[0].request.pinned = true;
+  adoption.aliases = {{"m@gone", std::string(64, 'e')}, {"m@live", KeptSet().fingerprint.hash}};
+  StartWith(std::move(adoption));
+  v1::ExportRequest request;
+  request.set_alias("m@live");
+  request.set_hold(true);
+  OpenExport hold(*stub_, request);
+  ASSERT_TRUE(hold.ReadShard());
+  EXPECT_EQ(hold.header().fingerprint(), KeptSet().fingerprint.hash);
+  EXPECT_TRUE(Health().weight_sets(0).pinned());
+  EXPECT_THAT(vault_.calls(), Contains("ForgetAlias m@gone"));
+}
+
 TEST_F(AdoptionServiceTest, SaysInHealthWhatItHasTakenOver) {
   StartWith(WithOneSet());
   const v1::HealthResponse health = Health();

@@ -258,7 +258,7 @@ TEST_F(ExportServiceTest, KeepsTheReasonOfAnErrorThatQuotesACharacterItWouldHave
 
 TEST_F(ExportServiceTest, NeedsATarget) {
   Start();
-  EXPECT_THAT(FailureOf({}), StatusIs(Reason::kInvalidArgument, HasSubstr("a spec or a fingerprint")));
+  EXPECT_THAT(FailureOf({}), StatusIs(Reason::kInvalidArgument, HasSubstr("a spec, a fingerprint or an alias")));
 }
 
 TEST_F(ExportServiceTest, SaysHowFarALoadUnderWayIs) {

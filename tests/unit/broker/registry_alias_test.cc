@@ -88,6 +88,13 @@ TEST_F(RegistryAliasTest, IsUnknownWithItsNearestNames) {
               AllOf(StatusIs(Reason::kAliasUnknown), HasMetadata("nearest", kLive)));
 }
 
+TEST_F(RegistryAliasTest, IsNotComparedWithOthersIfItCannotBeAName) {
+  ASSERT_THAT(Set(MakeResident("aa")), IsOk());
+  const std::string endless = std::string(1 << 20, 'm') + "@live";
+  EXPECT_THAT(registry_->FindByAlias(endless), StatusIs(Reason::kInvalidArgument));
+  EXPECT_THAT(registry_->DeleteAlias(endless, std::nullopt), StatusIs(Reason::kInvalidArgument));
+}
+
 TEST_F(RegistryAliasTest, NamesOnlyWhatIsResidentAndOnlyInThatForm) {
   EXPECT_THAT(Set(Begin("aa")), StatusIs(Reason::kNotResident));
   const WeightSetRef set = MakeResident("bb");
@@ -147,6 +154,31 @@ TEST_F(RegistryAliasTest, ReleasesWhatItNamedBeforeWhenTheLastLeaseEnds) {
   lease.Drop();
   EXPECT_EQ(registry_->View(first).state, v1::WEIGHT_SET_STATE_RELEASED);
   EXPECT_EQ(registry_->Totals().reserved_bytes, 4096);
+}
+
+TEST_F(RegistryAliasTest, ReleasesWhatItNamedBeforeAlsoIfTheCallIsMadeAgain) {
+  const WeightSetRef first = MakeResident("aa");
+  const WeightSetRef second = MakeResident("bb");
+  ASSERT_THAT(Set(first), IsOk());
+  ASSERT_THAT(Set(second), IsOk());  // and then the broker ended
+  EXPECT_EQ(Set(second, /*release_previous=*/true)->released->state(), v1::WEIGHT_SET_STATE_RELEASED);
+  EXPECT_EQ(registry_->View(first).state, v1::WEIGHT_SET_STATE_RELEASED);
+  EXPECT_FALSE(Set(second, /*release_previous=*/true)->released.has_value()) << "there is none any more";
+  Begin("aa");
+  EXPECT_FALSE(Set(second, /*release_previous=*/true)->released.has_value()) << "what is being loaded is another";
+}
+
+TEST_F(RegistryAliasTest, KeepsASetThatIsBeingReleasedFromBeingRegisteredAnewWhileItIsHeld) {
+  const WeightSetRef first = MakeResident("aa");
+  ASSERT_THAT(Set(first), IsOk());
+  Lease lease = registry_->Acquire(first, 0, {}, nullptr).value();
+  ASSERT_THAT(Set(MakeResident("bb"), /*release_previous=*/true), IsOk());
+  NewWeightSet again;
+  again.fingerprint.hash = Hash("aa");
+  EXPECT_THAT(registry_->Begin(again), AllOf(StatusIs(Reason::kLeased), HasMetadata("lease_count", "1")));
+  EXPECT_THAT(registry_->CheckNotDraining(first), StatusIs(Reason::kLeased));
+  lease.Drop();
+  EXPECT_TRUE(registry_->Begin(again)->is_new);
 }
 
 TEST_F(RegistryAliasTest, DoesNotReleaseWhatAnotherAliasNames) {

@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/broker/registry.h"
@@ -176,6 +179,55 @@ TEST_F(RegistryEvictionTest, LimitsEachGpuToAPartOfItAndEvictsOnlyThere) {
               AllOf(StatusIs(Reason::kMemoryExhausted), HasMetadata("limited_by", "device_memory_limit")));
 }
 
+TEST_F(RegistryEvictionTest, BeginsAnewWhatIsRegisteredWhileItIsBeingEvicted) {
+  Start();
+  MakeResident("aa", 8 * kGiB);
+  absl::StatusOr<Registry::Begun> begun;
+  std::thread registering;
+  vault_.OnCall([&](const std::string& call) {
+    if (call != "Forget 0" || registering.joinable()) return absl::OkStatus();
+    registering = std::thread([&] { begun = registry_->Begin(Wanted("aa", kHostDevice, false)); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // most likely it waits by now, and need not
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(Grant("bb", 8 * kGiB), IsOk());
+  registering.join();
+  ASSERT_THAT(begun, IsOk());
+  EXPECT_TRUE(begun->is_new) << "what is on its way out is nothing to join";
+}
+
+TEST_F(RegistryEvictionTest, GivesWhatIsEvictedToNobodyThoughItWasJustFound) {
+  Start();
+  const WeightSetRef set = MakeResident("aa", 8 * kGiB);
+  vault_.OnCall([&](const std::string& call) {
+    if (call != "Forget 0") return absl::OkStatus();
+    EXPECT_THAT(registry_->Acquire(set, 0, {}, nullptr), StatusIs(Reason::kNotResident));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(Grant("bb", 8 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
+TEST_F(RegistryEvictionTest, SaysThatASetIsPinnedOnlyOnceTheVaultKnows) {
+  Start();
+  const WeightSetRef set = MakeResident("aa", 8 * kGiB);
+  vault_.OnCall(Refuses("Keep 0"));
+  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  EXPECT_FALSE(registry_->Describe(set).pinned());
+  // A second one comes while the first is with the vault, which is going to refuse.
+  absl::Status second;
+  std::thread pinning;
+  std::atomic<bool> is_first{true};
+  vault_.OnCall([&](const std::string& call) {
+    if (is_first.exchange(false)) pinning = std::thread([&] { second = registry_->Pin(set); });
+    return Refuses("Keep 0")(call);
+  });
+  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  pinning.join();
+  EXPECT_THAT(second, StatusIs(Reason::kKeeperRefused));
+  EXPECT_FALSE(registry_->Describe(set).pinned());
+}
+
 TEST_F(RegistryEvictionTest, GrantsMoreToAPublisherByEvicting) {
   Start();
   MakeResident("aa", 8 * kGiB);
@@ -202,7 +254,10 @@ TEST_F(RegistryEvictionTest, SaysThatMemoryOfAnEvictedSetIsHeldBySomebodyElse) {
   registry_ = Registry::Create(options_);
   MakeResident("aa", 3 * kGiB);
   available_bytes = kGiB;
-  EXPECT_THAT(Grant("bb", 2 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  EXPECT_THAT(Grant("bb", 2 * kGiB),
+              AllOf(StatusIs(Reason::kMemoryExhausted, HasSubstr("1 weight set was evicted for it, whose memory is not "
+                                                                 "free yet")),
+                    HasMetadata("reserved_bytes", "0")));
   available_bytes = 4 * kGiB;
   EXPECT_THAT(Grant("cc", 2 * kGiB), IsOk());
 }

@@ -1,0 +1,181 @@
+// An engine of the chaos: attaches to a model of its own, to one that all share, or to weights that engines like it
+// publish; compares every byte with what it must be; holds what it has for a moment, leaves, and begins anew, until
+// SIGTERM or until it has had enough. It ends at once with an exit code of its own when a byte is wrong, or when
+// weights that are there could not be attached.
+
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "tests/integration/chaos/tally.h"
+#include "tests/support/checkpoint_builder.h"
+#include "weightbroker/client.h"
+
+namespace weightbroker::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+volatile sig_atomic_t stopped = 0;
+
+struct Flags {
+  std::string socket;
+  std::string own_model;
+  std::string shared_model;
+  std::string tally;
+  uint32_t seed = 1;
+};
+
+constexpr int64_t kPublishedBytes = 1 << 20;
+constexpr uint32_t kPublishedTensors = 3;
+constexpr uint32_t kPublishedVersions = 3;
+constexpr uint32_t kLongestHoldMs = 100;
+// Longer than all that is done to the service at once: it is stopped, found to hang, killed and started again.
+constexpr milliseconds kDeadline(15'000);
+
+class Engine {
+ public:
+  explicit Engine(Flags flags) : flags_(std::move(flags)), random_(flags_.seed), tally_(MapTally(flags_.tally)) {}
+
+  void Run() {
+    while (stopped == 0) {
+      if (!client_.has_value() || Chance(2)) client_.emplace(Connect());
+      if (Chance(4)) {
+        PublishOrAttach();
+      } else {
+        Attach(Chance(3) ? flags_.shared_model : flags_.own_model);
+      }
+      std::this_thread::sleep_for(milliseconds(random_() % 20));  // it has other things to do, too
+      if (Chance(50)) break;
+    }
+    ++tally_->left;
+  }
+
+ private:
+  bool Chance(uint32_t in) { return random_() % in == 0; }
+
+  Client Connect() const {
+    ClientOptions options;
+    options.mode = Mode::kClient;
+    options.torch_version = "any";
+    options.socket_path = flags_.socket;
+    return *Client::Create(options);
+  }
+
+  AttachOptions Options() {
+    AttachOptions options;
+    options.fallback = Fallback::kFail;
+    options.deadline = kDeadline;
+    options.verify = Chance(4);
+    return options;
+  }
+
+  void Attach(const std::string& model) {
+    WeightSpec spec;
+    spec.model = model;
+    const AttachOptions options = Options();
+    const auto weights = client_->Attach(spec, options);
+    if (!weights.ok()) {
+      fprintf(stderr, "%s could not be attached: %s: %s\n", model.c_str(), weights.status().reason().c_str(),
+              weights.status().message().c_str());
+      exit(weights.status().reason() == "DIGEST_MISMATCH" ? kWrongBytes : kCannotAttach);
+    }
+    ++tally_->attached;
+    if (options.verify) ++tally_->verified;
+    CompareAndHold(*weights, "");
+  }
+
+  // Of what engines of one version publish, the bytes are those of tensors with the version in their names.
+  void PublishOrAttach() {
+    const std::string version = std::to_string(random_() % kPublishedVersions);
+    WeightSpec spec;
+    spec.model = flags_.shared_model;
+    spec.layout = "engine";
+    spec.engine = "chaos";
+    spec.engine_version = version;
+    PublishOptions options;
+    options.attach = Options();
+    bool published = false;
+    options.on_published = [&](const PublishTimes&) { published = true; };
+    const auto weights = client_->AttachOrPublish(
+        spec, [&](Publisher& publisher) { return Publish(publisher, "@" + version); }, options);
+    if (!weights.ok()) {
+      if (weights.status().reason() == "DIGEST_MISMATCH") exit(kWrongBytes);
+      ++tally_->publish_failures;
+      fprintf(stderr, "publishing: %s: %s\n", weights.status().reason().c_str(), weights.status().message().c_str());
+      return;
+    }
+    ++(published ? tally_->published : tally_->attached);
+    CompareAndHold(*weights, "@" + version);
+  }
+
+  Status Publish(Publisher& publisher, const std::string& suffix) {
+    for (uint32_t i = 0; i < kPublishedTensors; ++i) {
+      TensorToPublish tensor;
+      tensor.name = "published." + std::to_string(i);
+      tensor.dtype = DataType::kU8;
+      tensor.shape = {kPublishedBytes};
+      const std::string& bytes = RightBytes(tensor.name + suffix, kPublishedBytes);
+      if (Status status = publisher.Add(tensor, bytes.data()); !status.ok()) return status;
+      if (Chance(4)) std::this_thread::sleep_for(milliseconds(random_() % kLongestHoldMs));
+    }
+    return Status();
+  }
+
+  void CompareAndHold(const MappedWeights& weights, const std::string& suffix) {
+    Compare(weights, suffix);
+    if (!Chance(2)) return;
+    std::this_thread::sleep_for(milliseconds(random_() % kLongestHoldMs));
+    Compare(weights, suffix);
+  }
+
+  void Compare(const MappedWeights& weights, const std::string& suffix) {
+    for (const Tensor& tensor : weights) {
+      const std::string& right = RightBytes(std::string(tensor.name) + suffix, static_cast<size_t>(tensor.size_bytes));
+      if (memcmp(right.data(), tensor.data, right.size()) != 0) {
+        fprintf(stderr, "wrong bytes in %s of %s\n", std::string(tensor.name).c_str(), weights.fingerprint().c_str());
+        exit(kWrongBytes);
+      }
+      tally_->compared_bytes += tensor.size_bytes;
+    }
+  }
+
+  const std::string& RightBytes(const std::string& name, size_t size) {
+    std::string& bytes = right_[name];
+    if (bytes.empty()) bytes = TensorBytes(name, size);
+    return bytes;
+  }
+
+  const Flags flags_;
+  std::mt19937 random_;
+  Tally* const tally_;
+  std::optional<Client> client_;
+  std::map<std::string, std::string> right_;
+};
+
+}  // namespace
+}  // namespace weightbroker::testing
+
+int main(int argc, char** argv) {
+  weightbroker::testing::Flags flags;
+  CLI::App app("An engine of the chaos");
+  app.add_option("--socket", flags.socket)->required();
+  app.add_option("--own_model", flags.own_model)->required();
+  app.add_option("--shared_model", flags.shared_model)->required();
+  app.add_option("--tally", flags.tally)->required();
+  app.add_option("--seed", flags.seed);
+  CLI11_PARSE(app, argc, argv);
+  signal(SIGTERM, [](int) { weightbroker::testing::stopped = 1; });
+  weightbroker::testing::Engine(flags).Run();
+  return 0;
+}

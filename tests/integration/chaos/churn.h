@@ -1,0 +1,61 @@
+// An operator beside the chaos: has a model loaded and released again and again, and releases what engines have
+// published when nobody holds it, through the command-line tool. What the tool is refused while loaders and brokers are
+// being killed is counted by its reason; every call must end and say one.
+//
+//   Churn churn(service, {"models:churn-0", "models:churn-1"});
+//   ... chaos ...
+//   churn.Stop();
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/integration/service.h"
+
+namespace weightbroker::testing {
+
+class Churn {
+ public:
+  // Begins. `kept` are fingerprints that are not to be touched.
+  Churn(const Service& service, std::vector<std::string> models, std::vector<std::string> kept, uint32_t seed);
+  ~Churn() { Stop(); }
+
+  // Returns once the last call has ended.
+  void Stop();
+
+  // Has every set but those kept released. How many were refused.
+  int ReleaseAll();
+
+  // After Stop.
+  int64_t loaded() const { return loaded_; }
+  int64_t released() const { return released_; }
+  const std::map<std::string, int64_t>& refusals() const { return refusals_; }  // by reason
+  const std::vector<std::string>& complaints() const { return complaints_; }
+
+ private:
+  void Run();
+  void LoadOne();
+  void ReleasePublished(bool all);
+  bool Release(const std::string& fingerprint, bool force);
+  nlohmann::json List();
+  // The tool's answer; null where it was refused.
+  nlohmann::json Call(const std::string& command, const std::vector<std::string>& flags);
+
+  const Service& service_;
+  const std::vector<std::string> models_;
+  const std::vector<std::string> kept_;
+  std::mt19937 random_;
+  std::atomic<bool> stopped_ = false;
+  int64_t loaded_ = 0;
+  int64_t released_ = 0;
+  std::map<std::string, int64_t> refusals_;
+  std::vector<std::string> complaints_;
+  std::thread thread_;
+};
+
+}  // namespace weightbroker::testing
