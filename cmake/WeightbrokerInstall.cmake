@@ -5,7 +5,8 @@
 #   include/weightbroker/    the client's public headers and redeem.h; v1/ the generated messages and stub
 #   share/weightbroker/      protos/ the API's .proto files; weightbroker.protoset the descriptor set
 #   share/doc/weightbroker/  the documents
-#   lib/systemd/system/      the unit files, with the paths of the prefix; etc/weightbroker.json.example what they read
+#   lib/systemd/system/      the unit files, with the paths of the prefix; etc/weightbroker.json.example and
+#                            etc/weightbroker/sets.json.example what they read
 
 include(CMakePackageConfigHelpers)
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/tool/alias_command.h"
+#include "client/tool/desired_command.h"
 #include "client/tool/export_command.h"
 #include "client/tool/fingerprint_command.h"
 #include "client/tool/groups_command.h"
@@ -32,7 +33,8 @@ namespace weightbroker::tool {
 namespace {
 
 constexpr char kFooter[] =
-    "Exit codes: 0 done, 1 not ready (status), 2 usage, 3 refused or different, 4 unavailable. With --json, stdout has "
+    "Exit codes: 0 done, 1 not ready (status, desired), 2 usage, 3 refused or different, 4 unavailable. With --json, "
+    "stdout has "
     "one JSON value; an "
     "error is {\"ok\": false, \"reason\", \"message\", \"metadata\"}. docs/tool.md describes each.";
 
@@ -62,6 +64,7 @@ class CommandLine {
     AddList();
     AddHealth();
     AddStatus();
+    AddDesired();
     AddTop();
     AddUnregister();
     AddAlias();
@@ -242,6 +245,24 @@ class CommandLine {
     list->callback([this] { run_ = [this] { return RunAliasList(service_); }; });
   }
 
+  // Without a command of its own it asks the service.
+  void AddDesired() {
+    CLI::App* command =
+        app_.add_subcommand("desired", "Show what the service is configured to hold, against what it holds");
+    command->require_subcommand(0, 1);
+    AddServiceFlags(command);
+    CLI::App* check = command->add_subcommand("check", "Check such a file offline, as the service would");
+    check->add_option("file", desired_file_, "The file, as --desired of the service names it")->required();
+    check->add_flag("--json", service_.json, "Print JSON instead of a line");
+    command->callback([this, check] {
+      if (check->parsed()) {
+        run_ = [this] { return RunDesiredCheck(desired_file_, service_.json); };
+      } else {
+        run_ = [this] { return RunDesired(service_); };
+      }
+    });
+  }
+
   void AddAliasName(CLI::App* command) {
     command->add_option("alias", alias_.alias, "The name, NAME@TAG, as llama@live")->required()->check(Utf8());
   }
@@ -414,6 +435,7 @@ class CommandLine {
   RegisterFlags register_;
   UnregisterFlags unregister_;
   AliasFlags alias_;
+  std::string desired_file_;
   TopFlags top_;
   double top_interval_seconds_ = 2;
   SetFlags fingerprint_;

@@ -11,6 +11,7 @@
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "client/src/unregister.h"
+#include "client/tool/desired_command.h"
 #include "client/tool/dry_run.h"
 #include "client/tool/format.h"
 #include "client/tool/progress.h"
@@ -225,6 +226,9 @@ void PrintHealth(const v1::HealthResponse& health) {
   printf("\n");
   PrintGpus(health);
   PrintSets(health.weight_sets());
+  if (health.desired_sets().empty() && !health.has_desired_failure()) return;
+  printf("\n");
+  PrintDesired(health);
 }
 
 absl::StatusOr<v1::HealthResponse> AskHealth(const ServiceFlags& service) {

@@ -4,11 +4,28 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "client/tool/desired_command.h"
 #include "client/tool/format.h"
 #include "common/base/strings.h"
 
 namespace weightbroker::tool {
+namespace {
+
+// The names of sets and aliases that are not as configured.
+std::vector<std::string> MissingDesired(const v1::HealthResponse& health) {
+  std::vector<std::string> missing;
+  for (const v1::DesiredSet& set : health.desired_sets()) {
+    if (set.state() != v1::DesiredSet::STATE_RESIDENT) missing.push_back(set.name());
+  }
+  for (const v1::DesiredAlias& alias : health.desired_aliases()) {
+    if (!alias.in_place()) missing.push_back(alias.name());
+  }
+  return missing;
+}
+
+}  // namespace
 
 ExitCode RunStatus(const ServiceFlags& service) {
   const absl::StatusOr<v1::HealthResponse> health = AskHealth(service);
@@ -24,12 +41,15 @@ ExitCode RunStatus(const ServiceFlags& service) {
                                           {"status", status},
                                           {"resident_sets", resident},
                                           {"leases", health->lease_count()},
-                                          {"loads", health->load_count()}}
+                                          {"loads", health->load_count()},
+                                          {"desired_sets", health->desired_sets_size()},
+                                          {"missing", MissingDesired(*health)}}
                        .dump()
                        .c_str());
   } else {
     printf("%s: %s resident, %s, %s under way\n", status.c_str(), FormatCount(resident, "set").c_str(),
            FormatCount(health->lease_count(), "lease").c_str(), FormatCount(health->load_count(), "load").c_str());
+    if (!HasAllDesired(*health)) PrintDesired(*health);
   }
   return ready ? kDone : kNotReady;
 }

@@ -1,4 +1,4 @@
-// weightbroker status: one line, and an exit code for scripts and probes.
+// weightbroker status: one line, and an exit code for scripts and probes; and what is missing of what was configured.
 #pragma once
 
 #include "client/tool/service_commands.h"

@@ -19,3 +19,4 @@ foreach(unit weightbroker weightbroker-keeper weightbroker-broker weightbrokerd@
   file(INSTALL ${WORK_DIR}/${unit}.service DESTINATION ${UNIT_DIR})
 endforeach()
 file(INSTALL ${CMAKE_CURRENT_LIST_DIR}/weightbroker.json.example DESTINATION ${CONFIG_DIR})
+file(INSTALL ${CMAKE_CURRENT_LIST_DIR}/../desired/sets.json.example DESTINATION ${CONFIG_DIR}/weightbroker)

@@ -6,11 +6,13 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
+#include "common/base/strings.h"
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
@@ -20,7 +22,9 @@
 #include "server/broker/machine_facts.h"
 #include "server/broker/object_views.h"
 #include "server/broker/quarantine.h"
+#include "server/broker/reconciler.h"
 #include "server/broker/service_context.h"
+#include "server/broker/wanted_set.h"
 #include "server/broker/weight_broker_service.h"
 #include "server/endpoint/endpoint.h"
 
@@ -39,6 +43,11 @@ constexpr std::chrono::milliseconds kLastWords(50);
 constexpr std::chrono::milliseconds kEndpointPatience(2000);
 // Of a scrape with a driver that does not answer; Prometheus gives it 10 s by default.
 constexpr std::chrono::milliseconds kScrapePatience(1000);
+
+// As a label.
+std::string DesiredStateName(v1::DesiredSet::State state) {
+  return absl::AsciiStrToLower(WithoutPrefix(v1::DesiredSet::State_Name(state), "STATE_"));
+}
 
 LoadResult ResultOf(const absl::Status& status) {
   if (status.ok()) return LoadResult::kResident;
@@ -103,6 +112,15 @@ struct Broker::Parts {
         health_worker(1, kMaxWaitingForDevices),
         machine(&health_facts, &health_worker),
         context(MakeContext()),
+        reconciler({.registry = registry,
+                    .file = options.desired_file,
+                    .files = options.file_system,
+                    .clock = options.clock,
+                    .find_fingerprint = [this](const auto& request) { return FindWantedFingerprint(context, request); },
+                    .load = [this](const auto& request) { return LoadSet(context, request); },
+                    .on_failure = [this](const std::string& reason) { metrics.CountDesiredFailure(reason); },
+                    .on_read = [this](bool taken) { metrics.CountDesiredRead(taken); },
+                    .on_alias_change = [this](const std::string& what) { metrics.CountAliasChange(what); }}),
         service(context),
         admin(context),
         group_service(context, groups),
@@ -135,6 +153,7 @@ struct Broker::Parts {
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
             .scrubs = &scrubs,
+            .reconciler = &reconciler,
             .limits = &limits,
             .stream_watch = &stream_watch,
             .access = options.access,
@@ -228,8 +247,23 @@ struct Broker::Parts {
     values.groups = group_totals.groups;
     values.group_members_by_role = std::move(group_totals.members_by_role);
     values.group_takeovers_by_cause = std::move(group_totals.takeovers_by_cause);
+    ReadDesired(&values);
     values.objects = ReadObjects(totals);
     return values;
+  }
+
+  void ReadDesired(GaugeValues* values) const {
+    for (int number = v1::DesiredSet::STATE_WAITING; number <= v1::DesiredSet::STATE_QUARANTINED; ++number) {
+      values->desired_sets_by_state[DesiredStateName(static_cast<v1::DesiredSet::State>(number))] = 0;
+    }
+    for (const v1::DesiredSet& set : reconciler.DescribeSets()) {
+      ++values->desired_sets_by_state[DesiredStateName(set.state())];
+    }
+    values->desired_aliases_by_state = {{"in_place", 0}, {"missing", 0}};
+    for (const v1::DesiredAlias& alias : reconciler.DescribeAliases()) {
+      ++values->desired_aliases_by_state[alias.in_place() ? "in_place" : "missing"];
+    }
+    values->desired_file_refused = !reconciler.failure().ok();
   }
 
   bool IsResident(const std::string& fingerprint) {
@@ -239,7 +273,7 @@ struct Broker::Parts {
 
   ObjectGauges ReadObjects(const RegistryTotals& totals) {
     ObjectGauges objects = DescribeObjects(registry->List());
-    objects.ready = ServiceStatus(totals) == v1::HealthResponse::STATUS_READY;
+    objects.ready = ServiceStatus(totals, &reconciler) == v1::HealthResponse::STATUS_READY;
     objects.memory_limit_bytes = options.memory_limit_bytes;
     for (const ServedDevice& device : options.devices->Served()) objects.devices.try_emplace(device.name);
     if (const auto facts = machine.Get(kScrapePatience); facts.has_value()) AddMachineFacts(*facts, &objects);
@@ -307,6 +341,7 @@ struct Broker::Parts {
   WorkerPool health_worker;
   MachineFacts machine;
   const ServiceContext context;
+  Reconciler reconciler;
   WeightBrokerServiceImpl service;
   AdminServiceImpl admin;
   GroupServiceImpl group_service;
@@ -439,6 +474,7 @@ void Broker::Parts::Shutdown() {
     shut_down = true;
   }
   if (endpoint != nullptr) endpoint->Stop();
+  reconciler.Stop();                                   // before the sets that it would load again go
   registry->BeginDrain();                              // exports get their event and end; watchers see it
   loads.Shutdown();                                    // loads end, and with them the calls that wait for them
   publications.Shutdown();                             // likewise
@@ -454,7 +490,10 @@ absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(BrokerOptions options, int
   ASSIGN_OR_RETURN(ModelResolver resolver, ModelResolver::Create(*options.file_system, options.model_roots));
   auto parts = std::make_unique<Parts>(std::move(options), std::move(resolver));
   parts->AdoptWhatWasKept();
+  const absl::Status desired = parts->reconciler.ReadFile();
+  if (parts->registry->Sets().empty()) RETURN_IF_ERROR(desired);
   RETURN_IF_ERROR(parts->Serve(listen_fd));
+  parts->reconciler.Start();
   return std::unique_ptr<Broker>(new Broker(std::move(parts)));
 }
 
@@ -463,6 +502,14 @@ Broker::Broker(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Broker::~Broker() { Shutdown(); }
 
 void Broker::Shutdown() { parts_->Shutdown(); }
+
+void Broker::ReloadDesired() {
+  if (parts_->options.desired_file.empty()) {
+    Log(LogLevel::kInfo, "desired.none", {{"message", "there is nothing to read again: no --desired was given"}});
+    return;
+  }
+  parts_->reconciler.ReadFile().IgnoreError();  // it has said so
+}
 
 bool Broker::IsAlive() { return parts_->IsAlive(); }
 

@@ -54,6 +54,7 @@ struct BrokerOptions {
   std::chrono::milliseconds loader_stall_timeout{600'000};  // without progress; 0: never kill for it
   bool exports_unverified = false;                          // weight sets whose files are gone
   std::map<std::string, std::string> architectures;         // file name to contents, besides those that are built in
+  std::string desired_file;         // that says what is to be resident; empty for none
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
   AccessPolicy access;
   std::string version = "unknown";
@@ -81,7 +82,8 @@ struct BrokerOptions {
 class Broker {
  public:
   // Adopts what the vault has and serves on `listen_fd`, which stays the caller's and must outlive the broker.
-  // CONFIGURATION_INVALID for roots that cannot be used, SYSTEM_ERROR if gRPC or the metrics cannot be started.
+  // CONFIGURATION_INVALID for roots that cannot be used, and for a wrong desired_file unless there is something to adopt,
+  // which is served whatever that file says; SYSTEM_ERROR if gRPC or the metrics cannot be started.
   static absl::StatusOr<std::unique_ptr<Broker>> Start(BrokerOptions options, int listen_fd);
 
   ~Broker();  // shuts down
@@ -91,6 +93,9 @@ class Broker {
   // Accepts no more, tells every stream and finishes it, ends loads, and returns when all calls are over. Harmless
   // twice.
   void Shutdown();
+
+  // Reads desired_file again. If it is wrong, what was desired stays so, and the log, the metrics and Health say why.
+  void ReloadDesired();
 
   // Whether the registry's lock can be had and the endpoint's thread is at work. Waits for both: for the lock without a
   // limit, so that whoever asks must take too late an answer for a no. True once Shutdown has been called.

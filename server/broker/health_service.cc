@@ -21,13 +21,14 @@ using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
 // SERVICE_UNKNOWN for a name that the server does not have.
-HealthCheckResponse::ServingStatus StatusOf(const std::string& service, const RegistryTotals& totals) {
+HealthCheckResponse::ServingStatus StatusOf(const std::string& service, const RegistryTotals& totals,
+                                            const Reconciler* reconciler) {
   bool serving = false;
   if (service.empty() || service == v1::WeightBrokerAdminService::service_full_name() ||
       service == v1::WeightBrokerGroupService::service_full_name()) {
     serving = !totals.draining;
   } else if (service == v1::WeightBrokerService::service_full_name()) {
-    serving = ServiceStatus(totals) == v1::HealthResponse::STATUS_READY;
+    serving = ServiceStatus(totals, reconciler) == v1::HealthResponse::STATUS_READY;
   } else {
     return HealthCheckResponse::SERVICE_UNKNOWN;
   }
@@ -57,7 +58,7 @@ class WatchCall : public StreamCall<HealthCheckResponse> {
   void OnChange() {
     MutexLock lock(sent_mutex_);
     const RegistryTotals totals = context_.registry->Totals();
-    const HealthCheckResponse::ServingStatus status = StatusOf(service_, totals);
+    const HealthCheckResponse::ServingStatus status = StatusOf(service_, totals, context_.reconciler);
     if (status != sent_) {
       sent_ = status;
       HealthCheckResponse response;
@@ -83,7 +84,7 @@ grpc::ServerUnaryReactor* HealthServiceImpl::Check(grpc::CallbackServerContext* 
   CallRecord record(context_, RpcMethod::kHealthCheck, grpc_context->peer());
   absl::Status status = record.CheckCaller();
   if (status.ok()) {
-    response->set_status(StatusOf(request->service(), context_.registry->Totals()));
+    response->set_status(StatusOf(request->service(), context_.registry->Totals(), context_.reconciler));
     if (response->status() == HealthCheckResponse::SERVICE_UNKNOWN) {
       status =
           MakeError(Reason::kServiceUnknown, absl::StrCat("there is no service ", Quote(request->service()), " here"),

@@ -1,6 +1,7 @@
 // weightbroker-broker: serves gRPC and descriptors on one Unix socket. The first SIGTERM or SIGINT drains and exits 0,
 // the second exits at once. With a keeper, what is resident outlives it; without one it listens by itself and keeps
-// nothing. If the keeper goes it drains and exits 1: nobody would keep what it makes resident from then on.
+// nothing. SIGHUP has it read the desired state again. If the keeper goes it drains and exits 1: nobody would keep what
+// it makes resident from then on.
 
 #include <grpc/support/log.h>
 #include <signal.h>
@@ -42,6 +43,8 @@ namespace {
 
 constexpr char kProgram[] = "weightbroker-broker";
 constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;  // the configuration is invalid: only a person can change that
+constexpr char kReloadSignal[] = "SIGHUP";
 constexpr int kExitKilled = 128 + SIGTERM;
 // gRPC, the endpoint, the keeper and the metrics take some 40; the rest is for connections and what is resident.
 constexpr int64_t kLeastOpenFiles = 128;
@@ -57,7 +60,8 @@ sigset_t EndSignals() {
 // In this thread and, because threads inherit it, in every thread that gRPC and the metrics will start.
 void BlockSignals() {
   signal(SIGPIPE, SIG_IGN);
-  const sigset_t signals = EndSignals();
+  sigset_t signals = EndSignals();
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
@@ -70,12 +74,23 @@ void TakeGrpcLog() {
   });
 }
 
-std::string WaitForSignal() {
-  const sigset_t signals = EndSignals();
+std::string WaitForSignal(const sigset_t& signals) {
   int number = 0;
   while (sigwait(&signals, &number) != 0) {
   }
-  return number == SIGINT ? "SIGINT" : "SIGTERM";
+  return number == SIGHUP ? kReloadSignal : number == SIGINT ? "SIGINT" : "SIGTERM";
+}
+
+// Reads the desired state again at each SIGHUP.
+std::string ServeUntilSignal(Broker& broker) {
+  sigset_t signals = EndSignals();
+  sigaddset(&signals, SIGHUP);
+  std::string signal = WaitForSignal(signals);
+  while (signal == kReloadSignal) {
+    broker.ReloadDesired();
+    signal = WaitForSignal(signals);
+  }
+  return signal;
 }
 
 // Lets the keeper's thread ask a broker that may not be there yet, or any more.
@@ -147,6 +162,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   }
   options.exports_unverified = config.exports_unverified;
   options.loader_stall_timeout = config.loader_stall_timeout;
+  options.desired_file = config.desired_file;
   options.metrics_port = config.metrics_port;
   options.access = config.access;
   if (config.devices != std::vector<std::string>{kHostDevice}) options.open_gpu_events = OpenNvmlEvents;
@@ -222,11 +238,11 @@ absl::Status Serve(const BrokerConfig& config) {
        {"keeper", around.keeper != nullptr ? "true" : "false"},
        {"metrics", config.metrics_port.has_value() ? absl::StrCat("127.0.0.1:", broker->metrics_port()) : "none"},
        {"model_roots", absl::StrCat(config.model_roots.size())}});
-  const std::string signal = WaitForSignal();
+  const std::string signal = ServeUntilSignal(*broker);
   Log(LogLevel::kInfo, "broker.draining", {{"cause", around.keeper_lost ? "the keeper has gone" : signal}});
   // Not joined: it waits for a signal that need not come. Without it the drain goes on to its end.
   auto second_signal = StartThread("the second signal", [] {
-    Log(LogLevel::kWarning, "broker.killed", {{"signal", WaitForSignal()}});
+    Log(LogLevel::kWarning, "broker.killed", {{"signal", WaitForSignal(EndSignals())}});
     _exit(kExitKilled);
   });
   if (second_signal.ok()) second_signal->detach();
@@ -244,7 +260,7 @@ int Run(const BrokerConfig& config) {
   if (status.ok()) status = Serve(config);
   if (!status.ok()) {
     Log(LogLevel::kError, "broker.failed", {{"message", std::string(status.message())}});
-    return kExitFailed;
+    return HasReason(status, Reason::kConfigurationInvalid) ? kExitUsage : kExitFailed;
   }
   Log(LogLevel::kInfo, "broker.stopped");
   return 0;

@@ -110,6 +110,14 @@ class GaugeCollector : public prometheus::Collectable {
     families.push_back(Family(MetricId::kWeightSets));
     for (const auto& [state, count] : values.weight_sets_by_state)
       AddValue(count, {{"state", state}}, &families.back());
+    families.push_back(Family(MetricId::kDesiredSets));
+    for (const auto& [state, count] : values.desired_sets_by_state) {
+      AddValue(count, {{"state", state}}, &families.back());
+    }
+    families.push_back(Family(MetricId::kDesiredAliases));
+    for (const auto& [state, count] : values.desired_aliases_by_state) {
+      AddValue(count, {{"state", state}}, &families.back());
+    }
     families.push_back(Family(MetricId::kLogLinesDroppedTotal));
     families.back().metric.emplace_back().counter.value = static_cast<double>(DroppedLogLines());
     const std::pair<MetricId, double> plain[] = {
@@ -119,6 +127,7 @@ class GaugeCollector : public prometheus::Collectable {
         {MetricId::kPublisherWritableShards, static_cast<double>(values.publisher_writable_shards)},
         {MetricId::kPinnedWeightSets, values.pinned_weight_sets},
         {MetricId::kAliases, values.aliases},
+        {MetricId::kDesiredFileRefused, values.desired_file_refused ? 1 : 0},
         {MetricId::kQuarantinedShards, static_cast<double>(values.quarantined_shards)},
         {MetricId::kDeviceEventsUnwatched, values.device_events_unwatched ? 1 : 0},
         {MetricId::kReservedBytes, static_cast<double>(values.reserved_bytes)},
@@ -205,6 +214,8 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
       evictions_(AddCounters(MetricId::kEvictionsTotal)),
       evicted_bytes_(AddCounters(MetricId::kEvictedBytesTotal)),
       alias_changes_(AddCounters(MetricId::kAliasChangesTotal)),
+      desired_reads_(AddCounters(MetricId::kDesiredReadsTotal)),
+      desired_failures_(AddCounters(MetricId::kDesiredFailuresTotal)),
       refusals_(AddCounters(MetricId::kRefusalsTotal)),
       mismatches_(AddCounters(MetricId::kFingerprintMismatchesTotal)),
       rpcs_(AddCounters(MetricId::kRpcsTotal)),
@@ -240,6 +251,9 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   evictions_.Add({});
   evicted_bytes_.Add({});
   for (const char* result : {"set", "deleted"}) alias_changes_.Add({{"result", result}});
+  for (const char* result : {"taken", "refused"}) desired_reads_.Add({{"result", result}});
+  for (const std::string_view reason : kReasonNames) desired_failures_.Add({{"reason", std::string(reason)}});
+  desired_failures_.Add({{"reason", KnownReason("")}});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
@@ -309,6 +323,14 @@ void Metrics::CountEviction(int64_t bytes) {
 }
 
 void Metrics::CountAliasChange(const std::string& result) { alias_changes_.Add({{"result", result}}).Increment(); }
+
+void Metrics::CountDesiredRead(bool taken) {
+  desired_reads_.Add({{"result", taken ? "taken" : "refused"}}).Increment();
+}
+
+void Metrics::CountDesiredFailure(const std::string& reason) {
+  desired_failures_.Add({{"reason", KnownReason(reason)}}).Increment();
+}
 
 void Metrics::CountRefusal(const std::string& reason) {
   refusals_.Add({{"reason", Contains(kReasonNames, reason) ? reason : "OTHER"}}).Increment();

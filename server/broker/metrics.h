@@ -86,6 +86,16 @@ struct MetricInfo {
   X(kAliases, "weightbroker_aliases", kGauge, "", "Aliases that name a resident weight set.")                       \
   X(kAliasChangesTotal, "weightbroker_alias_changes_total", kCounter, "result",                                     \
     "Changes of aliases: set (to a first set, or moved), deleted.")                                                 \
+  X(kDesiredSets, "weightbroker_desired_sets", kGauge, "state",                                                     \
+    "Weight sets that the service is configured to hold: waiting, loading, resident, failed, quarantined.")         \
+  X(kDesiredAliases, "weightbroker_desired_aliases", kGauge, "state",                                               \
+    "Aliases that the service is configured to have: in_place, missing (or naming another set).")                   \
+  X(kDesiredFileRefused, "weightbroker_desired_file_refused", kGauge, "",                                           \
+    "1 if the file of --desired was wrong when it was last read, and what was read before is in force; else 0.")    \
+  X(kDesiredReadsTotal, "weightbroker_desired_reads_total", kCounter, "result",                                     \
+    "Readings of the file of --desired: taken, refused.")                                                           \
+  X(kDesiredFailuresTotal, "weightbroker_desired_failures_total", kCounter, "reason",                               \
+    "Attempts to make a configured set resident that have failed, by reason (see docs/errors.md).")                 \
   X(kRefusalsTotal, "weightbroker_refusals_total", kCounter, "reason",                                              \
     "Calls that ended with an error, by its reason (see docs/errors.md).")                                          \
   X(kFingerprintMismatchesTotal, "weightbroker_fingerprint_mismatches_total", kCounter, "field",                    \
@@ -164,6 +174,9 @@ struct GaugeValues {
   int64_t publisher_writable_shards = 0;
   int pinned_weight_sets = 0;
   int aliases = 0;
+  std::map<std::string, int> desired_sets_by_state;     // every state, also those with 0
+  std::map<std::string, int> desired_aliases_by_state;  // likewise
+  bool desired_file_refused = false;
   int64_t quarantined_shards = 0;
   bool device_events_unwatched = false;
   int64_t reserved_bytes = 0;
@@ -196,6 +209,8 @@ class Metrics {
   void CountUnverifiedExport(bool allowed);
   void CountEviction(int64_t bytes);
   void CountAliasChange(const std::string& result);
+  void CountDesiredRead(bool taken);
+  void CountDesiredFailure(const std::string& reason);
   void CountRefusal(const std::string& reason);
   void CountFingerprintMismatch(const std::string& field);
   void CountConnectionRefused(const std::string& reason);
@@ -234,6 +249,8 @@ class Metrics {
   Counters& evictions_;
   Counters& evicted_bytes_;
   Counters& alias_changes_;
+  Counters& desired_reads_;
+  Counters& desired_failures_;
   Counters& refusals_;
   Counters& mismatches_;
   Counters& rpcs_;

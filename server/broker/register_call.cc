@@ -16,6 +16,7 @@
 #include "server/broker/register_plan.h"
 #include "server/broker/spec_resolution.h"
 #include "server/broker/timestamp.h"
+#include "server/broker/wanted_set.h"
 
 namespace weightbroker {
 namespace {
@@ -54,7 +55,7 @@ void RegisterCall::AnswerDryRun() {
 
 absl::StatusOr<v1::RegisterPlan> RegisterCall::PlanOnly() const {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
-  ASSIGN_OR_RETURN(const NewWeightSet wanted, Want(resolved));
+  ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context_, request_, resolved));
   return MakeRegisterPlan(context_, wanted);
 }
 
@@ -86,23 +87,13 @@ void RegisterCall::Run() {
 absl::StatusOr<ResolvedSpec> RegisterCall::CheckAndResolve() const {
   ASSIGN_OR_RETURN(const v1::WeightSpec spec, CompleteSpec(request_.spec()));
   RETURN_IF_ERROR(CheckOffer(spec));
-  RETURN_IF_ERROR(Place(spec).status());
+  RETURN_IF_ERROR(PlaceRequest(context_, request_, spec).status());
   return ResolveSpec(context_, request_.spec(), request_.environment());
-}
-
-absl::StatusOr<NewWeightSet> RegisterCall::Want(const ResolvedSpec& resolved) const {
-  ASSIGN_OR_RETURN(const Placement placement, Place(resolved.spec));
-  return NewWeightSet{.spec = resolved.spec,
-                      .environment = resolved.environment,
-                      .fingerprint = resolved.FingerprintOn(context_.devices->FactsOf(placement.ranks)),
-                      .identity = resolved.identity,
-                      .placement = placement,
-                      .pinned = request_.pinned()};
 }
 
 absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, CheckAndResolve());
-  ASSIGN_OR_RETURN(NewWeightSet wanted, Want(resolved));
+  ASSIGN_OR_RETURN(NewWeightSet wanted, WantSet(context_, request_, resolved));
   const Placement placement = wanted.placement;
   Registration registration = FoundAs(wanted.fingerprint.hash);
   absl::StatusOr<WeightSetRef> found;
@@ -139,22 +130,6 @@ Registration RegisterCall::FoundAs(const std::string& fingerprint) const {
   const v1::WeightSetState state = context_.registry->View(known).state;
   if (state == v1::WEIGHT_SET_STATE_RESIDENT) return Registration::kHit;
   return state == v1::WEIGHT_SET_STATE_FAILED || HasGone(state) ? Registration::kStarted : Registration::kJoined;
-}
-
-absl::StatusOr<Placement> RegisterCall::Place(const v1::WeightSpec& spec) const {
-  auto placement = PlaceRanks(request_, WorldSize(spec), context_.devices->Served());
-  const std::string why = context_.devices->refusal();
-  const auto is_on_gpu = [](int kind) {
-    return kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC;
-  };
-  const auto& kinds = request_.handle_kinds();
-  if (why.empty() || !HasReason(placement.status(), Reason::kHandleKindUnsupported) ||
-      std::none_of(kinds.begin(), kinds.end(), is_on_gpu)) {
-    return placement;
-  }
-  // Whoever asked for a GPU should read why there is none, and not only that there is none.
-  return MakeError(Reason::kGpuUnavailable, absl::StrCat(placement.status().message(), "; no GPU is served: ", why),
-                   GetErrorDetails(placement.status()).metadata);
 }
 
 absl::Status RegisterCall::CheckOffer(const v1::WeightSpec& spec) const {

@@ -30,11 +30,9 @@ class RegisterCall : public StreamCall<v1::RegisterResponse> {
   void Run();
   absl::StatusOr<WeightSetRef> FindOrLoad();
   absl::StatusOr<ResolvedSpec> CheckAndResolve() const;
-  absl::StatusOr<NewWeightSet> Want(const ResolvedSpec& resolved) const;
   absl::StatusOr<v1::RegisterPlan> PlanOnly() const;
   void AnswerDryRun();
   Registration FoundAs(const std::string& fingerprint) const;
-  absl::StatusOr<Placement> Place(const v1::WeightSpec& spec) const;
   absl::StatusOr<WeightSetRef> FindOrPublish(NewWeightSet wanted);
   absl::StatusOr<WeightSetRef> FindPublished(const ResolvedSpec& resolved, const std::string& wanted) const;
   absl::Status CheckOffer(const v1::WeightSpec& spec) const;

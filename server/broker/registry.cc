@@ -577,6 +577,15 @@ Subscription Registry::SubscribeToStates(std::function<void()> changed) {
   });
 }
 
+void Registry::TellStateObservers() {
+  Callbacks callbacks;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, observer] : state_observers_) callbacks.push_back(observer);
+  }
+  Call(callbacks);
+}
+
 bool Registry::CanMove(v1::WeightSetState from, v1::WeightSetState to) {
   switch (to) {
     case v1::WEIGHT_SET_STATE_LOADING:

@@ -305,6 +305,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
   // From now on it is not evicted, nor under a later broker. Fails as ShardVault::Keep, and the set is as it was.
   absl::Status Pin(const WeightSetRef& set);
 
+  // Takes that back: it may be evicted, as any other. Fails likewise.
+  absl::Status Unpin(const WeightSetRef& set);
+
   // Goes on counting where another broker has left off.
   void AdoptGenerations(const std::map<std::string, int64_t>& generations);
 
@@ -419,6 +422,9 @@ class Registry : public std::enable_shared_from_this<Registry> {
 
   // Calls `changed` whenever any set changes state or the service drains; not for progress.
   Subscription SubscribeToStates(std::function<void()> changed);
+
+  // Calls all of those, though no set has changed: what they go by besides has.
+  void TellStateObservers();
 
  private:
   // Collected under the lock, called after it.

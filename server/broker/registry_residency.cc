@@ -289,6 +289,14 @@ absl::Status Registry::Pin(const WeightSetRef& set) {
   }
 }
 
+absl::Status Registry::Unpin(const WeightSetRef& set) {
+  {
+    MutexLock lock(mutex_);
+    set->pinned_ = false;
+  }
+  return KeepPin(set);
+}
+
 // Has the vault know what is so, if it does not; what it cannot know is not so. Of a set that is not resident yet, it
 // will.
 absl::Status Registry::KeepPin(const WeightSetRef& set) {

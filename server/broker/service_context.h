@@ -20,6 +20,7 @@
 #include "server/broker/model_resolver.h"
 #include "server/broker/publication_manager.h"
 #include "server/broker/publish_gate.h"
+#include "server/broker/reconciler.h"
 #include "server/broker/registry.h"
 #include "server/broker/scrub_manager.h"
 #include "server/broker/stream_watch.h"
@@ -56,6 +57,7 @@ struct ServiceContext {
   std::chrono::system_clock::time_point start_time;
   std::chrono::milliseconds ticket_lifetime{60'000};
   ScrubManager* scrubs = nullptr;
+  const Reconciler* reconciler = nullptr;  // null: nothing is desired
   ClientLimits* limits = nullptr;       // null: none
   StreamWatch* stream_watch = nullptr;  // null: none
   AccessPolicy access = {};
@@ -64,8 +66,8 @@ struct ServiceContext {
   std::function<std::optional<Peer>(const std::string& grpc_peer)> find_peer;
 };
 
-// One state for everyone who asks: Health, the standard health service, and readiness.
-v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals);
+// One state for everyone who asks: Health, the standard health service, and readiness. `reconciler` may be null.
+v1::HealthResponse::Status ServiceStatus(const RegistryTotals& totals, const Reconciler* reconciler);
 
 // TOO_MANY_REQUESTS, for a call that finds every worker busy and the queue full.
 absl::Status WorkersBusyError();

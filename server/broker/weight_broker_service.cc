@@ -244,7 +244,7 @@ absl::Status WeightBrokerServiceImpl::AnswerReport(const v1::ReportDamageRequest
 
 void WeightBrokerServiceImpl::FillHealth(const HealthFacts::Facts& facts, v1::HealthResponse* response) const {
   const RegistryTotals totals = context_.registry->Totals();
-  response->set_status(ServiceStatus(totals));
+  response->set_status(ServiceStatus(totals, context_.reconciler));
   response->set_version(context_.version);
   response->set_process_id(getpid());
   SetTimestamp(context_.start_time, response->mutable_start_time());
@@ -262,6 +262,19 @@ void WeightBrokerServiceImpl::FillHealth(const HealthFacts::Facts& facts, v1::He
   response->set_driver_version(facts.gpus.driver_version);
   response->set_gpu_refusal(facts.gpus.refusal);
   for (const v1::HandleKind kind : HandleKindsOf(context_.devices->Served())) response->add_handle_kinds(kind);
+  FillDesired(response);
+}
+
+void WeightBrokerServiceImpl::FillDesired(v1::HealthResponse* response) const {
+  if (context_.reconciler == nullptr) return;
+  for (v1::DesiredSet& set : context_.reconciler->DescribeSets()) *response->add_desired_sets() = std::move(set);
+  for (v1::DesiredAlias& alias : context_.reconciler->DescribeAliases()) {
+    *response->add_desired_aliases() = std::move(alias);
+  }
+  const absl::Status failure = context_.reconciler->failure();
+  if (failure.ok()) return;
+  response->mutable_desired_failure()->set_reason(GetErrorDetails(failure).reason);
+  response->mutable_desired_failure()->set_message(std::string(failure.message()));
 }
 
 }  // namespace weightbroker

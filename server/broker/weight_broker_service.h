@@ -53,6 +53,7 @@ class WeightBrokerServiceImpl final : public WeightBrokerServiceBase {
   absl::Status AnswerFingerprintOfAlias(const std::string& alias, v1::FingerprintResponse* response) const;
   absl::StatusOr<weightbroker::Fingerprint> FingerprintFor(const v1::FingerprintRequest& request,
                                                            const ResolvedSpec& resolved, const SetsOfSpec& found) const;
+  void FillDesired(v1::HealthResponse* response) const;
   void FillHealth(const HealthFacts::Facts& facts, v1::HealthResponse* response) const;
 
   const ServiceContext& context_;

@@ -8,7 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/file.h"
 #include "common/base/status_macros.h"
+#include "common/desired/desired_state.h"
 #include "common/process/spawn.h"
 #include "server/config/flags.h"
 #include "server/config/gpu_uuid.h"
@@ -237,6 +239,11 @@ absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv
   RETURN_IF_ERROR(flags.ForEach("architecture_dir", [&](const std::string& path) {
     config.architecture_dir = path;
     return CheckFolder(path);
+  }));
+  // A broker that takes over serves what is resident whatever is in the file: here it is only named.
+  RETURN_IF_ERROR(flags.ForEach("desired", [&](const std::string& path) {
+    config.desired_file = path;
+    return config.check_config ? ReadDesiredFile(RealFileSystem(), path).status() : absl::OkStatus();
   }));
   RETURN_IF_ERROR(flags.Parse("metrics_address", ParseMetricsAddress,
                               [&](std::optional<int> port) { config.metrics_port = port; }));

@@ -46,6 +46,7 @@ struct BrokerConfig {
   MemoryLimit device_memory_limit;               // on each GPU
   bool evicts_idle = false;
   std::string architecture_dir;     // empty for none
+  std::string desired_file;         // likewise
   std::optional<int> metrics_port;  // on 127.0.0.1; 0 for a free one; unset for no metrics
   int reader_threads = 0;           // 0: the loader chooses, as for the next two
   int reads_per_thread = 0;
@@ -92,7 +93,7 @@ struct BrokerConfig {
 };
 
 // Reads and checks everything that can be checked without changing anything: paths, folders, users, programs that were
-// named, the inherited socket. With check_config also the programs at their default places. CONFIGURATION_INVALID
+// named, the inherited socket. With check_config also the programs at their default places, and the desired state. CONFIGURATION_INVALID
 // naming the flag (or file and key), what was found there, and what is allowed. Nothing is checked with --help or
 // --version.
 absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv);

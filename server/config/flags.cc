@@ -69,6 +69,10 @@ constexpr FlagRow kRows[] = {
      "and version"},
     {"architecture_dir", kText, kEverywhere, "PATH", "",
      "A folder of architecture files (*.json), which say how to split the weights of models that are not built in"},
+    {"desired", kText, kEverywhere, "FILE", "",
+     "A JSON file of the weight sets and aliases that this service is to hold: it loads them by itself, and is not "
+     "ready "
+     "before they are resident; read again at SIGHUP"},
     {"unverified_exports", kText, kEverywhere, "POLICY", "refuse",
      "What becomes of an Export by spec of weights that are resident while files that they were made from are gone: "
      "refuse or allow"},

@@ -214,8 +214,11 @@ void Keeper::HandleSignals(TimePoint now) {
       case SIGTERM:
       case SIGINT:
       case SIGQUIT:
-      case SIGHUP:  // the terminal has gone
         Stop();
+        break;
+      case SIGHUP:
+        reload_requested_ = true;
+        PassReloadOn();
         break;
       case SIGUSR2:
         upgrade_requested_ = true;

@@ -4,9 +4,9 @@
 //   if (!keeper.ok()) return keeper.status();
 //   return (*keeper)->Run();                                    // until SIGTERM
 //
-// One thread, one poll loop, nothing in it blocks. Signals: SIGTERM, SIGINT, SIGQUIT and SIGHUP end the broker, a
-// second one kills it; SIGUSR2 replaces this program by what lies at its path now, keeping everything (see
-// keeper_state.h).
+// One thread, one poll loop, nothing in it blocks. Signals: SIGTERM, SIGINT and SIGQUIT end the broker, a second one
+// kills it; SIGHUP has the broker read again what it is to hold; SIGUSR2 replaces this program by what lies at its path
+// now, keeping everything (see keeper_state.h).
 #pragma once
 
 #include <poll.h>
@@ -89,6 +89,7 @@ class Keeper {
   void HandleBroker(TimePoint now);
   void OnBrokerReady();
   void SignalBroker(int signal) const;
+  void PassReloadOn();
   void KillBroker(const std::string& cause, TimePoint now);
   void EndSession(const absl::Status& why, TimePoint now);
   void ForgetSession();
@@ -131,6 +132,7 @@ class Keeper {
   std::optional<TimePoint> next_watchdog_;
   int stop_requests_ = 0;
   bool upgrade_requested_ = false;
+  bool reload_requested_ = false;  // and not passed on yet
   int exit_code_ = 0;
 };
 

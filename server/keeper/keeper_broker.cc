@@ -77,6 +77,17 @@ void Keeper::HandleBroker(TimePoint now) {
 void Keeper::OnBrokerReady() {
   Log(LogLevel::kInfo, "broker.ready", {{"broker", absl::StrCat(broker_->session->number())}});
   manager_.Notify("READY=1");  // again for each broker, which changes nothing
+  PassReloadOn();
+}
+
+// To a broker of ours that is ready: one that is not may have read the file already, and would die of the signal before
+// it has blocked it. Somebody else's is theirs to tell.
+void Keeper::PassReloadOn() {
+  if (!reload_requested_ || !broker_.has_value() || supervisor_.phase() != Supervisor::Phase::kReady) return;
+  reload_requested_ = false;
+  if (!broker_->is_child) return;
+  Log(LogLevel::kInfo, "keeper.reload_passed_on", {{"broker_pid", absl::StrCat(broker_->pid)}});
+  SignalBroker(SIGHUP);
 }
 
 void Keeper::SignalBroker(int signal) const {

@@ -39,7 +39,7 @@ foreach(program ${PROGRAMS})
   run(${PREFIX}/bin/${program} --help)
 endforeach()
 foreach(file share/weightbroker/weightbroker.protoset share/weightbroker/protos/weightbroker/v1/types.proto
-    share/doc/weightbroker/keeper.md etc/weightbroker.json.example share/man/man1/weightbroker.1
+    share/doc/weightbroker/keeper.md etc/weightbroker.json.example etc/weightbroker/sets.json.example share/man/man1/weightbroker.1
     share/bash-completion/completions/weightbroker)
   if(NOT EXISTS ${PREFIX}/${file})
     message(FATAL_ERROR "${file} is not installed")

@@ -78,10 +78,12 @@ def check_two_daemonsets(documents):
 
 
 def check_configuration(config_map, names):
-    """The file in the ConfigMap has keys that the service knows."""
+    """The files in the ConfigMap have keys that the service knows."""
     keys = json.loads(config_map["data"]["weightbroker.json"]).keys()
     known = set(re.findall(r"^\| `(\w+)` \|", (SOURCE / "docs/configuration.md").read_text(), re.M))
     assert keys <= known, f"unknown keys: {keys - known}"
+    schema = json.loads((SOURCE / "deploy/desired/desired.schema.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(json.loads(config_map["data"]["sets.json"]))
 
 
 def check_rules(rule):

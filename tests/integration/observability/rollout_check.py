@@ -57,7 +57,7 @@ def flags_of(manifest, folder):
 
 def write_configuration(folder):
     text = (SOURCE / "deploy/kubernetes/configmap.yaml").read_text()
-    configuration = json.loads(text.split("weightbroker.json: |", 1)[1])
+    configuration, _ = json.JSONDecoder().raw_decode(text.split("weightbroker.json: |", 1)[1].lstrip())
     for key, value in configuration.items():
         if isinstance(value, str):
             configuration[key] = re.sub(r"^/run/(weightbroker(?:-keeper)?)/", rf"{folder}/\1/", value)

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -13,9 +14,11 @@ namespace {
 
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
+using testing::CheckpointBuilder;
 using ::testing::ElementsAre;
 using testing::Eventually;
 using testing::FakeLoader;
+using testing::FakeLoaderSpawner;
 using testing::FromGrpc;
 using ::testing::HasSubstr;
 using testing::IsOk;
@@ -25,6 +28,7 @@ using testing::Scrape;
 using testing::ServiceTest;
 using ::testing::SizeIs;
 using testing::StatusIs;
+using testing::WriteFile;
 
 constexpr char kService[] = "weightbroker.v1.WeightBrokerService";
 
@@ -55,6 +59,15 @@ class LifecycleServiceTest : public ServiceTest {
     };
   }
 
+  // With this desired state.
+  void StartWith(const std::string& desired) {
+    WriteFile(folder_ / "sets.json", desired);
+    BrokerOptions options;
+    options.desired_file = folder_ / "sets.json";
+    options.metrics_port = 0;
+    Start(LoadsWell(), std::move(options));
+  }
+
   std::atomic<bool> go_on_{false};
 };
 
@@ -81,6 +94,68 @@ TEST_F(LifecycleServiceTest, IsLiveAtOnceAndReadyWhenWhatWasAskedForIsResident) 
   ASSERT_THAT(Register(), IsOk());
   EXPECT_EQ(Health().status(), v1::HealthResponse::STATUS_READY);
   EXPECT_EQ(Check(kService).value(), HealthCheckResponse::SERVING);
+}
+
+// ---- What it is configured to hold.
+
+TEST_F(LifecycleServiceTest, IsServingWhenAllThatIsDesiredIsResidentAndSaysUntilThenWhatIsMissing) {
+  StartWith(R"({"version": 1,
+                "sets": [{"name": "first", "model": "models:m", "torch_version": "any"},
+                         {"name": "later", "model": "models:later", "torch_version": "any"}],
+                "aliases": {"m@live": "first"}})");
+  grpc::ClientContext context;
+  const auto reader = Watch(&context, kService);
+  EXPECT_EQ(ReadStatus(*reader), HealthCheckResponse::NOT_SERVING);
+  ASSERT_TRUE(Eventually([this] {
+    const v1::HealthResponse health = Health();
+    return health.desired_sets(0).state() == v1::DesiredSet::STATE_RESIDENT &&
+           health.desired_sets(1).state() == v1::DesiredSet::STATE_FAILED && health.desired_aliases(0).in_place();
+  }));
+  EXPECT_EQ(Health().status(), v1::HealthResponse::STATUS_LOADING);
+  EXPECT_EQ(Health().desired_sets(1).failure().reason(), "MODEL_NOT_FOUND");
+  EXPECT_EQ(Check(kService).value(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(Check("").value(), HealthCheckResponse::SERVING);
+  EXPECT_THAT(Scrape(broker_->metrics_port()), HasSubstr("weightbroker_ready 0\n"));
+  std::filesystem::create_directories(folder_ / "models/later");
+  CheckpointBuilder().Tensor("b", "BF16", {4, 4}).Write(folder_ / "models/later");
+  EXPECT_EQ(ReadStatus(*reader), HealthCheckResponse::SERVING);
+  EXPECT_EQ(Health().status(), v1::HealthResponse::STATUS_READY);
+  EXPECT_THAT(Scrape(broker_->metrics_port()), HasSubstr("weightbroker_desired_sets{state=\"resident\"} 2\n"));
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(LifecycleServiceTest, TellsWatchersThatMoreIsDesiredThanThereIs) {
+  StartWith(R"({"version": 1, "sets": [{"name": "first", "model": "models:m", "torch_version": "any"}]})");
+  ASSERT_TRUE(Eventually([this] { return Check(kService).value() == HealthCheckResponse::SERVING; }));
+  grpc::ClientContext context;
+  const auto reader = Watch(&context, kService);
+  EXPECT_EQ(ReadStatus(*reader), HealthCheckResponse::SERVING);
+  WriteFile(folder_ / "sets.json",
+            R"({"version": 1, "sets": [{"name": "first", "model": "models:m", "torch_version": "any"},
+                                        {"name": "later", "model": "models:later", "torch_version": "any"}]})");
+  broker_->ReloadDesired();
+  EXPECT_EQ(ReadStatus(*reader), HealthCheckResponse::NOT_SERVING);
+  WriteFile(folder_ / "sets.json", R"({"version": 1, "sets": 1})");
+  broker_->ReloadDesired();
+  EXPECT_THAT(Health().desired_failure().message(), HasSubstr("/sets"));
+  EXPECT_THAT(Health().desired_sets(), SizeIs(2));
+  WriteFile(folder_ / "sets.json", R"({"version": 1, "sets": []})");
+  broker_->ReloadDesired();
+  EXPECT_EQ(ReadStatus(*reader), HealthCheckResponse::SERVING);
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(LifecycleServiceTest, DoesNotStartWithADesiredStateThatIsWrong) {
+  WriteFile(folder_ / "sets.json", "{}");
+  FakeLoaderSpawner spawner(LoadsWell());
+  const Listener listener = Listener::Create({.path = socket_path_}).value();
+  BrokerOptions options;
+  options.desired_file = folder_ / "sets.json";
+  options.spawner = &spawner;
+  EXPECT_THAT(Broker::Start(std::move(options), listener.fd()),
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("version")));
 }
 
 TEST_F(LifecycleServiceTest, ReportsItsDetailedState) {

@@ -140,6 +140,16 @@ TEST_F(RegistryEvictionTest, EvictsNeitherWhatIsPinnedNorWhatAnAliasNames) {
   EXPECT_THAT(evicted_, ElementsAre("bb"));
 }
 
+TEST_F(RegistryEvictionTest, EvictsWhatIsUnpinnedAgain) {
+  Start();
+  const WeightSetRef first = MakeResident("aa", 3 * kGiB, kHostDevice, /*pinned=*/true);
+  MakeResident("bb", 3 * kGiB);
+  ASSERT_THAT(registry_->Unpin(first), IsOk());
+  EXPECT_FALSE(registry_->Describe(first).pinned());
+  EXPECT_THAT(Grant("cc", 6 * kGiB), IsOk());
+  EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
 TEST_F(RegistryEvictionTest, RefusesWhereItIsNotToEvict) {
   options_.evicts_idle = false;
   Start();

@@ -1,0 +1,124 @@
+#include "client/tool/desired_command.h"
+
+#include <google/protobuf/util/time_util.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/tool/format.h"
+#include "common/base/file.h"
+#include "common/base/quote.h"
+#include "common/base/status_macros.h"
+#include "common/base/strings.h"
+#include "common/desired/desired_request.h"
+#include "common/desired/desired_state.h"
+
+namespace weightbroker::tool {
+namespace {
+
+using google::protobuf::util::TimeUtil;
+
+constexpr size_t kShortFingerprint = 12;
+
+std::string StateName(const v1::DesiredSet& set) {
+  return WithoutPrefix(v1::DesiredSet::State_Name(set.state()), "STATE_");
+}
+
+// How far it is, or what keeps it.
+std::string Detail(const v1::DesiredSet& set) {
+  if (set.has_progress()) {
+    return absl::StrCat(FormatBytes(set.progress().done_bytes()), " of ", FormatBytes(set.progress().total_bytes()));
+  }
+  if (set.state() != v1::DesiredSet::STATE_FAILED || !set.has_failure()) return "";
+  return absl::StrCat(set.failure().reason(), ", attempt ", set.failed_attempts(), ", next at ",
+                      TimeUtil::ToString(set.retry_time()));
+}
+
+void PrintSets(const v1::HealthResponse& health) {
+  if (health.desired_sets().empty()) return;
+  std::vector<std::vector<std::string>> rows = {{"DESIRED SET", "STATE", "FINGERPRINT", "MODEL", "DETAIL"}};
+  for (const v1::DesiredSet& set : health.desired_sets()) {
+    rows.push_back(
+        {set.name(), StateName(set), set.fingerprint().substr(0, kShortFingerprint), set.model(), Detail(set)});
+  }
+  printf("%s", FormatTable(rows).c_str());
+  for (const v1::DesiredSet& set : health.desired_sets()) {
+    if (!set.has_failure()) continue;
+    printf("%s: %s [%s]\n", set.name().c_str(), OneLine(set.failure().message()).c_str(),
+           set.failure().reason().c_str());
+  }
+}
+
+void PrintAliases(const v1::HealthResponse& health) {
+  if (health.desired_aliases().empty()) return;
+  std::vector<std::vector<std::string>> rows = {{"DESIRED ALIAS", "SET", "IN PLACE", "NAMES NOW"}};
+  for (const v1::DesiredAlias& alias : health.desired_aliases()) {
+    rows.push_back({alias.name(), alias.set(), alias.in_place() ? "yes" : "no",
+                    alias.fingerprint().empty() ? "nothing" : alias.fingerprint().substr(0, kShortFingerprint)});
+  }
+  printf("\n%s", FormatTable(rows).c_str());
+}
+
+// The parts of Health that this is about, in a Health of their own.
+v1::HealthResponse OnlyDesired(const v1::HealthResponse& health) {
+  v1::HealthResponse part;
+  part.set_status(health.status());
+  *part.mutable_desired_sets() = health.desired_sets();
+  *part.mutable_desired_aliases() = health.desired_aliases();
+  if (health.has_desired_failure()) *part.mutable_desired_failure() = health.desired_failure();
+  return part;
+}
+
+}  // namespace
+
+bool HasAllDesired(const v1::HealthResponse& health) {
+  return !health.has_desired_failure() &&
+         std::all_of(health.desired_sets().begin(), health.desired_sets().end(),
+                     [](const auto& set) { return set.state() == v1::DesiredSet::STATE_RESIDENT; }) &&
+         std::all_of(health.desired_aliases().begin(), health.desired_aliases().end(),
+                     [](const auto& alias) { return alias.in_place(); });
+}
+
+void PrintDesired(const v1::HealthResponse& health) {
+  PrintSets(health);
+  PrintAliases(health);
+  if (!health.has_desired_failure()) return;
+  printf("the file of --desired was refused, and what was read before is in force: %s [%s]\n",
+         OneLine(health.desired_failure().message()).c_str(), health.desired_failure().reason().c_str());
+}
+
+ExitCode RunDesired(const ServiceFlags& service) {
+  const absl::StatusOr<v1::HealthResponse> health = AskHealth(service);
+  if (!health.ok()) return PrintError(health.status(), service.json);
+  const bool is_configured =
+      !health->desired_sets().empty() || !health->desired_aliases().empty() || health->has_desired_failure();
+  if (service.json) {
+    PrintJson(OnlyDesired(*health));
+  } else if (is_configured) {
+    PrintDesired(*health);
+  } else {
+    printf("the service is configured to hold nothing (--desired)\n");
+  }
+  return HasAllDesired(*health) ? kDone : kNotReady;
+}
+
+ExitCode RunDesiredCheck(const std::string& file, bool json) {
+  const absl::StatusOr<DesiredState> desired = ReadDesiredFile(RealFileSystem(), file);
+  const absl::Status status = desired.ok() ? ToRegisterRequests(*desired, file).status() : desired.status();
+  if (!status.ok()) return PrintError(status, json);
+  if (json) {
+    const nlohmann::ordered_json line = {
+        {"ok", true}, {"sets", desired->sets.size()}, {"aliases", desired->aliases.size()}};
+    printf("%s\n", line.dump().c_str());
+  } else {
+    printf("%s: valid: %s, %s\n", OneLine(file).c_str(),
+           FormatCount(static_cast<int64_t>(desired->sets.size()), "set").c_str(),
+           desired->aliases.size() == 1 ? "1 alias" : absl::StrCat(desired->aliases.size(), " aliases").c_str());
+  }
+  return kDone;
+}
+
+}  // namespace weightbroker::tool

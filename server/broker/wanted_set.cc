@@ -1,0 +1,65 @@
+#include "server/broker/wanted_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/status_macros.h"
+#include "common/plan/plan.h"
+
+namespace weightbroker {
+
+absl::StatusOr<Placement> PlaceRequest(const ServiceContext& context, const v1::RegisterRequest& request,
+                                       const v1::WeightSpec& spec) {
+  auto placement = PlaceRanks(request, WorldSize(spec), context.devices->Served());
+  const std::string why = context.devices->refusal();
+  const auto is_on_gpu = [](int kind) {
+    return kind == v1::HANDLE_KIND_CUDA_VMM_FD || kind == v1::HANDLE_KIND_CUDA_IPC;
+  };
+  const auto& kinds = request.handle_kinds();
+  if (why.empty() || !HasReason(placement.status(), Reason::kHandleKindUnsupported) ||
+      std::none_of(kinds.begin(), kinds.end(), is_on_gpu)) {
+    return placement;
+  }
+  // Whoever asked for a GPU should read why there is none, and not only that there is none.
+  return MakeError(Reason::kGpuUnavailable, absl::StrCat(placement.status().message(), "; no GPU is served: ", why),
+                   GetErrorDetails(placement.status()).metadata);
+}
+
+absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::RegisterRequest& request,
+                                     const ResolvedSpec& resolved) {
+  ASSIGN_OR_RETURN(const Placement placement, PlaceRequest(context, request, resolved.spec));
+  return NewWeightSet{.spec = resolved.spec,
+                      .environment = resolved.environment,
+                      .fingerprint = resolved.FingerprintOn(context.devices->FactsOf(placement.ranks)),
+                      .identity = resolved.identity,
+                      .placement = placement,
+                      .pinned = request.pinned()};
+}
+
+absl::StatusOr<WeightSetRef> LoadSet(const ServiceContext& context, const v1::RegisterRequest& request) {
+  ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context, request.spec(), request.environment()));
+  ASSIGN_OR_RETURN(NewWeightSet wanted, WantSet(context, request, resolved));
+  const Placement placement = wanted.placement;
+  ASSIGN_OR_RETURN(WeightSetRef set, context.loads->Load(std::move(wanted)));
+  RETURN_IF_ERROR(context.registry->CheckNotQuarantined(set));
+  RETURN_IF_ERROR(CheckPlacement(request, placement, set->placement()));
+  if (request.pinned()) RETURN_IF_ERROR(context.registry->Pin(set));
+  return set;
+}
+
+absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context, const v1::RegisterRequest& request) {
+  const auto resolved = ResolveSpec(context, request.spec(), request.environment());
+  if (!resolved.ok()) {
+    const auto sets = FindSetsOfGoneFiles(context, request.spec(), request.environment());
+    if (!sets.empty()) return sets.front()->fingerprint().hash;
+    return resolved.status();
+  }
+  ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context, request, *resolved));
+  const WeightSetRef there = context.registry->Find(wanted.fingerprint.hash);
+  if (there != nullptr) RETURN_IF_ERROR(CheckPlacement(request, wanted.placement, there->placement()));
+  return wanted.fingerprint.hash;
+}
+
+}  // namespace weightbroker

@@ -1,0 +1,211 @@
+// The real service with a file that says what it is to hold.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/integration/survival/survival.h"
+#include "tests/integration/versions/stamped_model.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temporary_folder.h"
+
+namespace weightbroker::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+using Json = nlohmann::json;
+
+constexpr char kAlias[] = "model@live";
+
+class DesiredTest : public ::testing::Test {
+ protected:
+  DesiredTest() : file_(folder_ / "sets.json"), port_(FreePort()) {
+    NewModel("a", 1);
+    Write({"a"}, {{kAlias, "a"}});
+  }
+
+  void NewModel(const std::string& name, uint64_t version) const {
+    const std::string path = folder_ / ("warm/" + name);
+    std::filesystem::create_directories(path);
+    WriteStampedModel(path, version, 4, 64 << 10);
+  }
+
+  void Write(const std::vector<std::string>& models, const std::map<std::string, std::string>& aliases = {}) const {
+    Json sets = Json::array();
+    for (const std::string& model : models) {
+      sets.push_back({{"name", model}, {"model", "warm:" + model}, {"torch_version", "any"}, {"devices", {"host"}}});
+    }
+    WriteFile(file_, Json({{"version", 1}, {"sets", sets}, {"aliases", aliases}}).dump());
+  }
+
+  std::vector<std::string> Flags() const {
+    return {"--desired=" + file_, "--model_roots=warm=" + (folder_ / "warm"),
+            "--metrics_address=127.0.0.1:" + std::to_string(port_)};
+  }
+
+  void Start() { service_ = std::make_unique<Service>(Flags()); }
+  void StartAndWait() {
+    Start();
+    ASSERT_TRUE(IsReady());
+  }
+  bool IsReady() const { return WaitForStatus(*service_, v1::HealthResponse::STATUS_READY); }
+  void Reload() const { kill(service_->program().pid(), SIGHUP); }
+  Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
+    return RunProgram("weightbroker", service_->ToolFlags(command, more));
+  }
+
+  Result<MappedWeights> AttachByAlias() const {
+    ClientOptions client;
+    client.mode = Mode::kClient;
+    client.torch_version = "any";
+    client.socket_path = service_->socket();
+    AttachOptions attach;
+    attach.fallback = Fallback::kFail;
+    attach.alias = kAlias;
+    return Client::Create(client)->Attach({}, attach);
+  }
+
+  const TemporaryFolder folder_;
+  const std::string file_;
+  const int port_;
+  std::unique_ptr<Service> service_;
+};
+
+TEST_F(DesiredTest, BecomesReadyByItself) {
+  StartAndWait();
+  const auto health = service_->Health();
+  ASSERT_THAT(health, IsOk());
+  ASSERT_THAT(health->weight_sets(), SizeIs(1));
+  EXPECT_TRUE(health->weight_sets(0).pinned());
+  EXPECT_EQ(health->desired_sets(0).state(), v1::DesiredSet::STATE_RESIDENT);
+  EXPECT_EQ(health->desired_sets(0).fingerprint(), health->weight_sets(0).fingerprint());
+  EXPECT_TRUE(health->desired_aliases(0).in_place());
+  const auto weights = AttachByAlias();
+  ASSERT_TRUE(weights.ok()) << weights.status().ToString();
+  EXPECT_TRUE(weights->Verify().ok());
+  EXPECT_EQ(Tool("desired").exit.code, 0);
+  EXPECT_EQ(ReadMetric(port_, "weightbroker_ready"), 1);
+  EXPECT_THAT(ScrapeMetrics(port_), HasSubstr("weightbroker_desired_sets{state=\"resident\"} 1\n"));
+}
+
+TEST_F(DesiredTest, LoadsNothingAgainWhenTheBrokerIsKilled) {
+  StartAndWait();
+  const std::string before = service_->Health()->weight_sets(0).fingerprint();
+  OpenWatch watch(folder_ / "warm/a");
+  ASSERT_TRUE(KillBroker(*service_, SIGKILL));
+  ASSERT_TRUE(IsReady());
+  const auto health = service_->Health();
+  ASSERT_THAT(health->weight_sets(), SizeIs(1));
+  EXPECT_EQ(health->weight_sets(0).fingerprint(), before);
+  EXPECT_EQ(health->weight_sets(0).generation(), 1);
+  EXPECT_TRUE(health->weight_sets(0).has_adopt_time());
+  EXPECT_THAT(watch.Opened(), Not(::testing::Contains("model.safetensors")));
+}
+
+TEST_F(DesiredTest, TakesUpOneMoreSetWhenItIsToldToReadTheFileAgain) {
+  StartAndWait();
+  NewModel("b", 2);
+  Write({"a", "b"}, {{kAlias, "b"}});
+  Reload();
+  ASSERT_TRUE(Eventually([this] { return service_->Health()->desired_sets_size() == 2; }));
+  ASSERT_TRUE(IsReady());
+  const auto health = service_->Health();
+  EXPECT_THAT(health->weight_sets(), SizeIs(2));
+  EXPECT_EQ(health->desired_aliases(0).fingerprint(), health->desired_sets(1).fingerprint());
+  const auto weights = AttachByAlias();
+  ASSERT_TRUE(weights.ok()) << weights.status().ToString();
+  EXPECT_EQ(weights->fingerprint(), health->desired_sets(1).fingerprint());
+}
+
+TEST_F(DesiredTest, KeepsWhatItHadWhenTheFileIsBrokenAndSaysSoUntilItIsMended) {
+  StartAndWait();
+  WriteFile(file_, R"({"version": 1, "sets": [{"name": "a", "modle": "warm:a", "torch_version": "any"}]})");
+  Reload();
+  ASSERT_TRUE(Eventually([this] { return ReadMetric(port_, "weightbroker_desired_file_refused") == 1; }));
+  EXPECT_EQ(service_->Health()->status(), v1::HealthResponse::STATUS_READY);
+  EXPECT_THAT(service_->Health()->desired_failure().message(), HasSubstr("/sets/0/modle"));
+  EXPECT_THAT(service_->program().Errors(), HasSubstr("event=desired.refused"));
+  EXPECT_EQ(Tool("status").exit.code, 0);
+  const Finished desired = Tool("desired");
+  EXPECT_EQ(desired.exit.code, 1);
+  EXPECT_THAT(desired.output, HasSubstr("the nearest is \"model\""));
+  Write({"a"}, {{kAlias, "a"}});
+  Reload();
+  EXPECT_TRUE(Eventually([this] { return ReadMetric(port_, "weightbroker_desired_file_refused") == 0; }));
+}
+
+TEST_F(DesiredTest, DoesNotStartWithAFileThatIsWrong) {
+  WriteFile(file_, R"({"version": 1, "sets": 7})");
+  std::vector<std::string> flags = Flags();
+  flags.push_back("--socket=" + (folder_ / "s.sock"));
+  const Finished refused = RunProgram("weightbrokerd", flags);
+  EXPECT_EQ(refused.exit.code, 2);
+  EXPECT_THAT(refused.errors, HasSubstr(file_ + ": /sets: must be an array, and is number"));
+  flags.emplace_back("--check_config");
+  const Finished checked = RunProgram("weightbrokerd", flags);
+  EXPECT_EQ(checked.exit.code, 2);
+  EXPECT_THAT(checked.errors, HasSubstr("/sets"));
+}
+
+// What is resident is worth more than a file.
+TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong) {
+  StartAndWait();
+  WriteFile(file_, "nonsense");
+  ASSERT_TRUE(KillBroker(*service_, SIGKILL));
+  ASSERT_TRUE(WaitForStatus(*service_, v1::HealthResponse::STATUS_LOADING));
+  EXPECT_TRUE(AttachByAlias().ok());
+  EXPECT_THAT(service_->Health()->desired_failure().message(), HasSubstr("sets.json"));
+  Write({"a"}, {{kAlias, "a"}});
+  Reload();
+  EXPECT_TRUE(IsReady());
+  EXPECT_EQ(service_->Health()->weight_sets(0).generation(), 1);
+}
+
+TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheModelIsThere) {
+  Write({"missing", "a"}, {{kAlias, "a"}});
+  Start();
+  ASSERT_TRUE(
+      Eventually([this] { return service_->Health()->desired_sets(1).state() == v1::DesiredSet::STATE_RESIDENT; }));
+  ASSERT_TRUE(
+      Eventually([this] { return service_->Health()->desired_sets(0).state() == v1::DesiredSet::STATE_FAILED; }));
+  EXPECT_EQ(service_->Health()->status(), v1::HealthResponse::STATUS_LOADING);
+  EXPECT_TRUE(Eventually([this] { return service_->Health()->desired_aliases(0).in_place(); }));
+  EXPECT_TRUE(AttachByAlias().ok());  // what is there can be had meanwhile
+  const Finished status = Tool("status");
+  EXPECT_EQ(status.exit.code, 1);
+  EXPECT_THAT(status.output, HasSubstr("missing"));
+  EXPECT_THAT(status.output, HasSubstr("MODEL_NOT_FOUND"));
+  EXPECT_THAT(Tool("status", {"--json"}).json["missing"], ElementsAre("missing"));
+  EXPECT_EQ(Tool("desired").exit.code, 1);
+  EXPECT_EQ(Tool("health").exit.code, 0);
+  EXPECT_THAT(ScrapeMetrics(port_), HasSubstr("weightbroker_desired_sets{state=\"failed\"} 1\n"));
+  EXPECT_THAT(ScrapeMetrics(port_),
+              Not(HasSubstr("weightbroker_desired_failures_total{reason=\"MODEL_NOT_FOUND\"} 0\n")));
+  NewModel("missing", 3);
+  ASSERT_TRUE(IsReady());
+  EXPECT_EQ(Tool("status").exit.code, 0);
+}
+
+TEST_F(DesiredTest, LoadsAgainWhatIsUnregistered) {
+  StartAndWait();
+  ASSERT_THAT(service_->Unregister(service_->Health()->weight_sets(0).fingerprint(), /*force=*/true), IsOk());
+  ASSERT_TRUE(Eventually([this] {
+    const auto health = service_->Health();
+    return health->weight_sets_size() == 1 && health->weight_sets(0).generation() == 2;
+  }));
+  EXPECT_TRUE(IsReady());
+  EXPECT_TRUE(AttachByAlias().ok());
+}
+
+}  // namespace
+}  // namespace weightbroker::testing
