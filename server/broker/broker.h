@@ -54,7 +54,7 @@ struct BrokerOptions {
   std::chrono::milliseconds loader_stall_timeout{600'000};  // without progress; 0: never kill for it
   bool exports_unverified = false;                          // weight sets whose files are gone
   std::map<std::string, std::string> architectures;         // file name to contents, besides those that are built in
-  std::string desired_file;         // that says what is to be resident; empty for none
+  std::string desired_file;                                 // that says what is to be resident; empty for none
   std::optional<int> metrics_port;  // on loopback; 0 takes a free one; no metrics are served without it
   AccessPolicy access;
   std::string version = "unknown";
@@ -82,8 +82,8 @@ struct BrokerOptions {
 class Broker {
  public:
   // Adopts what the vault has and serves on `listen_fd`, which stays the caller's and must outlive the broker.
-  // CONFIGURATION_INVALID for roots that cannot be used, and for a wrong desired_file unless there is something to adopt,
-  // which is served whatever that file says; SYSTEM_ERROR if gRPC or the metrics cannot be started.
+  // CONFIGURATION_INVALID for roots that cannot be used, and for a wrong desired_file unless there is something to
+  // adopt, which is served whatever that file says; SYSTEM_ERROR if gRPC or the metrics cannot be started.
   static absl::StatusOr<std::unique_ptr<Broker>> Start(BrokerOptions options, int listen_fd);
 
   ~Broker();  // shuts down

@@ -58,8 +58,8 @@ struct ServiceContext {
   std::chrono::milliseconds ticket_lifetime{60'000};
   ScrubManager* scrubs = nullptr;
   const Reconciler* reconciler = nullptr;  // null: nothing is desired
-  ClientLimits* limits = nullptr;       // null: none
-  StreamWatch* stream_watch = nullptr;  // null: none
+  ClientLimits* limits = nullptr;          // null: none
+  StreamWatch* stream_watch = nullptr;     // null: none
   AccessPolicy access = {};
   std::chrono::milliseconds call_deadline{0};  // for a call to get its turn; 0: none
   // The caller behind ServerContext::peer(); nullopt for a connection that the endpoint did not accept.

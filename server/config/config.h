@@ -93,8 +93,9 @@ struct BrokerConfig {
 };
 
 // Reads and checks everything that can be checked without changing anything: paths, folders, users, programs that were
-// named, the inherited socket. With check_config also the programs at their default places, and the desired state. CONFIGURATION_INVALID
-// naming the flag (or file and key), what was found there, and what is allowed. Nothing is checked with --help or
+// named, the inherited socket. With check_config also the programs at their default places, and the desired state.
+// CONFIGURATION_INVALID naming the flag (or file and key), what was found there, and what is allowed. Nothing is
+// checked with --help or
 // --version.
 absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv);
 
