@@ -64,6 +64,8 @@ class GroupVault : public ShardVault {
   absl::Status ForgetLoad(const std::string&) override { return absl::OkStatus(); }
   absl::Status KeepGeneration(const std::string&, int64_t) override { return absl::OkStatus(); }
   absl::Status ForgetGeneration(const std::string&) override { return absl::OkStatus(); }
+  absl::Status KeepAlias(const KeptAlias&) override { return absl::OkStatus(); }
+  absl::Status ForgetAlias(const std::string&) override { return absl::OkStatus(); }
   absl::Status KeepGroup(const KeptGroup& group) override {
     if (on_keep) on_keep();
     if (!answer.ok()) return answer;
