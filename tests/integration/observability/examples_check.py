@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Builds the programs of docs/engine-authors.md exactly as they are printed, against an installation, and runs them.
 
-    examples_check.py BUILD_DIR SOURCE_DIR CXX_COMPILER [CXX_FLAGS]
+    examples_check.py BUILD_DIR SOURCE_DIR CXX_COMPILER TORCH [CXX_FLAGS]
+
+TORCH is the folder of a torch package; where it is empty the program on libtorch is left out.
 """
 
 import pathlib
@@ -29,8 +31,9 @@ def run(*command, **options):
 def main():
     require_tools("cmake", "ninja")
     files = dict(FENCE.findall(PAGE.read_text()))
-    assert files.keys() == {"CMakeLists.txt", "library_engine.cc", "bare_engine.cc"}, f"found {files.keys()}"
-    flags = [f"-DCMAKE_CXX_FLAGS={sys.argv[4]}"] if len(sys.argv) > 4 else []
+    assert files.keys() == {"CMakeLists.txt", "library_engine.cc", "bare_engine.cc", "torch_engine.cc"}, f"found {files.keys()}"
+    torch = sys.argv[4]
+    flags = [f"-DTORCH={torch}"] + [f"-DCMAKE_CXX_FLAGS={flag}" for flag in sys.argv[5:]]
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as models:
         project = pathlib.Path(scratch) / "project"
         project.mkdir()
@@ -43,7 +46,8 @@ def main():
         tensors = checkpoints.plain_tensors()
         checkpoints.write_checkpoint(pathlib.Path(models) / "tiny", {"model_type": "llama"}, tensors)
         with Service(BUILD / "bin", {"models": models}) as service:
-            for program in ("library_engine", "bare_engine"):  # the first has the service load it
+            # The first has the service load it.
+            for program in ("library_engine", "bare_engine") + (("torch_engine",) if torch else ()):
                 said = run(project / "build" / program, service.socket, "models:tiny")
                 assert re.search(rf"^attached to [0-9a-f]{{64}}: {len(tensors)} tensors", said, re.M), f"{program}: {said}"
                 print(f"{program}: {said.strip()}")
