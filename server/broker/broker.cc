@@ -153,7 +153,7 @@ struct Broker::Parts {
             .start_time = options.clock->WallNow(),
             .ticket_lifetime = options.ticket_lifetime,
             .scrubs = &scrubs,
-            .reconciler = &reconciler,
+            .reconciler = options.desired_file.empty() ? nullptr : &reconciler,
             .limits = &limits,
             .stream_watch = &stream_watch,
             .access = options.access,

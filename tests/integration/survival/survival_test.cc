@@ -243,6 +243,9 @@ TEST(Survival, ASetThatBrokerAfterBrokerDiesOfIsDroppedAndCanBeLoadedAnew) {
   ASSERT_THAT(service.Register("small"), IsOk());
   const auto held = service.Attach("small");
   ASSERT_TRUE(held.ok());
+  // Until then the next broker would begin the load again.
+  ASSERT_TRUE(Eventually(
+      [&] { return service.program().Errors().find("event=entry.dropped key=load/") != std::string::npos; }));
   ASSERT_TRUE(KillBroker(service, SIGKILL));
   ASSERT_TRUE(WaitForStatus(service, v1::HealthResponse::STATUS_IDLE)) << service.program().Errors();
   EXPECT_THAT(service.program().Errors(), HasSubstr("event=entry.poisoned"));
