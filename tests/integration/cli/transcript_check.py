@@ -6,12 +6,15 @@
 A fence marked `console` is a transcript: lines that begin with "$ " are commands, the lines after each are its output. Its
 commands must succeed (or fail, where an error is shown), and every label of the output shown (a line's first word or JSON
 key) must be in the real output. Values differ, and "..." stands for anything. A shell function that a page defines can be
-used below, and /srv/models stands for the service's model root. Fences marked `sh` are not run.
+used below, and /srv/models stands for the service's model root. Where there is no grpcurl, grpcurl.sh says what it is told.
+Fences marked `sh` are not run.
 """
 
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,8 @@ from service import Service, require_tools
 LABEL = re.compile(r'[\s"{}\[\],]*([A-Za-z_][\w.]*)')
 HEXADECIMAL = re.compile(r"[0-9a-f]{8,}")
 FUNCTION = re.compile(r"^\w+\(\) \{")
+GRPCURL = shlex.quote(str(pathlib.Path(__file__).resolve().parent / "grpcurl.sh"))
+ALWAYS_DEFINED = [] if shutil.which("grpcurl") else [f'grpcurl() {{ {GRPCURL} "$@"; }}']
 
 
 def transcripts(page):
@@ -71,7 +76,7 @@ def main():
         with Service(sys.argv[1], {"models": models}) as service:
             service.models = models
             for page in map(pathlib.Path, sys.argv[2:]):
-                definitions = []
+                definitions = list(ALWAYS_DEFINED)
                 for number, command, shown in transcripts(page):
                     if FUNCTION.match(command):
                         definitions.append(command)
