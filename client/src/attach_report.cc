@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience(500);
 
-// Whether that is the word of a service, or of one that has just been asked.
+// Whether there is a service to tell.
 bool IsThere(const absl::Status& status) {
   return !HasReason(status, Reason::kServiceUnavailable) && !HasReason(status, Reason::kServiceNotStarted) &&
          !HasReason(status, Reason::kDeadlineExceeded);

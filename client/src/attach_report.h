@@ -8,8 +8,8 @@
 
 namespace weightbroker::client {
 
-// Waits for at most half a second, and not at all where no service has answered before. Whether it has been heard is
-// not said: a service that is older than the call is done without.
+// Waits for at most half a second, and tells nobody where `why_not` is that there is no service. Whether it has been
+// heard is not said: a service that is older than the call is done without.
 void ReportNotAttached(const Connection& connection, v1::ReportAttachRequest::Outcome outcome,
                        const absl::Status& why_not);
 

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -18,7 +17,7 @@
 #include <utility>
 
 #include "tests/integration/chaos/tally.h"
-#include "tests/support/checkpoint_builder.h"
+#include "tests/support/engine_client.h"
 #include "weightbroker/client.h"
 
 namespace weightbroker::testing {
@@ -49,7 +48,7 @@ class Engine {
 
   void Run() {
     while (stopped == 0) {
-      if (!client_.has_value() || Chance(2)) client_.emplace(Connect());
+      if (!client_.has_value() || Chance(2)) client_.emplace(EngineClient(flags_.socket));
       if (Chance(4)) {
         PublishOrAttach();
       } else {
@@ -63,14 +62,6 @@ class Engine {
 
  private:
   bool Chance(uint32_t in) { return random_() % in == 0; }
-
-  Client Connect() const {
-    ClientOptions options;
-    options.mode = Mode::kClient;
-    options.torch_version = "any";
-    options.socket_path = flags_.socket;
-    return *Client::Create(options);
-  }
 
   AttachOptions Options() {
     AttachOptions options;
@@ -125,7 +116,7 @@ class Engine {
       tensor.name = "published." + std::to_string(i);
       tensor.dtype = DataType::kU8;
       tensor.shape = {kPublishedBytes};
-      const std::string& bytes = RightBytes(tensor.name + suffix, kPublishedBytes);
+      const std::string& bytes = right_.Of(tensor.name + suffix, kPublishedBytes);
       if (Status status = publisher.Add(tensor, bytes.data()); !status.ok()) return status;
       if (Chance(4)) std::this_thread::sleep_for(milliseconds(random_() % kLongestHoldMs));
     }
@@ -141,7 +132,7 @@ class Engine {
 
   void Compare(const MappedWeights& weights, const std::string& suffix) {
     for (const Tensor& tensor : weights) {
-      const std::string& right = RightBytes(std::string(tensor.name) + suffix, static_cast<size_t>(tensor.size_bytes));
+      const std::string& right = right_.Of(std::string(tensor.name) + suffix, static_cast<size_t>(tensor.size_bytes));
       if (memcmp(right.data(), tensor.data, right.size()) != 0) {
         fprintf(stderr, "wrong bytes in %s of %s\n", std::string(tensor.name).c_str(), weights.fingerprint().c_str());
         exit(kWrongBytes);
@@ -150,17 +141,11 @@ class Engine {
     }
   }
 
-  const std::string& RightBytes(const std::string& name, size_t size) {
-    std::string& bytes = right_[name];
-    if (bytes.empty()) bytes = TensorBytes(name, size);
-    return bytes;
-  }
-
   const Flags flags_;
   std::mt19937 random_;
   Tally* const tally_;
   std::optional<Client> client_;
-  std::map<std::string, std::string> right_;
+  RightBytes right_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "common/base/error.h"
 #include "tests/integration/survival/survival.h"
 #include "tests/support/checkpoint_builder.h"
+#include "tests/support/engine_client.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tensors_of_every_kind.h"
 
@@ -59,13 +60,7 @@ WeightSpec EngineSpec(const std::string& engine = "test_engine", int32_t tensor_
   return spec;
 }
 
-Client MakeClient(const Service& service) {
-  ClientOptions options;
-  options.mode = Mode::kClient;
-  options.torch_version = "any";
-  options.socket_path = service.socket();
-  return *Client::Create(options);
-}
+Client MakeClient(const Service& service) { return EngineClient(service.socket()); }
 
 class PublishTest : public ::testing::Test {
  protected:

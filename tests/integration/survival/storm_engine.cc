@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/checkpoint_builder.h"
+#include "tests/support/engine_client.h"
 #include "weightbroker/client.h"
 
 namespace weightbroker::testing {
@@ -45,7 +45,7 @@ class Engine {
   void Run() {
     while (stopped == 0) {
       // Engines come as new processes and as old ones that attach again.
-      if (!client_.has_value() || Chance(2)) client_.emplace(Connect());
+      if (!client_.has_value() || Chance(2)) client_.emplace(EngineClient(flags_.socket));
       AttachOnce();
     }
   }
@@ -65,14 +65,6 @@ class Engine {
 
  private:
   bool Chance(uint32_t in) { return random_() % in == 0; }
-
-  Client Connect() const {
-    ClientOptions options;
-    options.mode = Mode::kClient;
-    options.torch_version = "any";
-    options.socket_path = flags_.socket;
-    return *Client::Create(options);
-  }
 
   void AttachOnce() {
     WeightSpec spec;
@@ -103,21 +95,15 @@ class Engine {
 
   void Compare(const MappedWeights& weights) {
     for (const Tensor& tensor : weights) {
-      const std::string& right = RightBytes(std::string(tensor.name), static_cast<size_t>(tensor.size_bytes));
+      const std::string& right = right_.Of(std::string(tensor.name), static_cast<size_t>(tensor.size_bytes));
       if (memcmp(right.data(), tensor.data, right.size()) != 0) ++wrong_;
     }
-  }
-
-  const std::string& RightBytes(const std::string& name, size_t size) {
-    std::string& bytes = right_[name];
-    if (bytes.empty()) bytes = TensorBytes(name, size);
-    return bytes;
   }
 
   const Flags flags_;
   std::mt19937 random_;
   std::optional<Client> client_;
-  std::map<std::string, std::string> right_;
+  RightBytes right_;
   std::vector<double> attach_ms_;
   std::map<std::string, std::string> failures_;  // the first of each reason
   int64_t failed_ = 0;

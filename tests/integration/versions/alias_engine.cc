@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "tests/support/engine_client.h"
 #include "weightbroker/client.h"
 
 namespace weightbroker::testing {
@@ -32,7 +33,7 @@ struct Flags {
 
 class Engine {
  public:
-  explicit Engine(Flags flags) : flags_(std::move(flags)), random_(flags_.seed), client_(Connect()) {}
+  explicit Engine(Flags flags) : flags_(std::move(flags)), random_(flags_.seed), client_(EngineClient(flags_.socket)) {}
 
   void Run() {
     while (stopped == 0) AttachOnce();
@@ -50,14 +51,6 @@ class Engine {
   }
 
  private:
-  Client Connect() const {
-    ClientOptions options;
-    options.mode = Mode::kClient;
-    options.torch_version = "any";
-    options.socket_path = flags_.socket;
-    return *Client::Create(options);
-  }
-
   void AttachOnce() {
     AttachOptions options;
     options.fallback = Fallback::kFail;
