@@ -170,6 +170,11 @@ class CommandLine {
     command->add_option("--devices", register_.devices, "The device of each of them; default: the service chooses")
         ->delimiter(',')
         ->check(Utf8());
+    command
+        ->add_option("--handle_kinds", register_.handle_kinds,
+                     "Kinds of handles, best first; default: the service chooses")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"HOST_MEMFD", "CUDA_VMM_FD", "CUDA_IPC"}));
     command->add_flag("--pinned", register_.pinned, "Never evict it, under this broker or a later one");
     command->add_flag("--dry_run", register_.dry_run,
                       "Only say what it would need, what there is, and what would be evicted for it");

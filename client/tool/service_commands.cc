@@ -165,6 +165,11 @@ v1::RegisterRequest ToRequest(const RegisterFlags& flags) {
   request.mutable_spec()->set_model(flags.model);
   for (const int rank : flags.ranks) request.add_ranks(rank);
   for (const std::string& device : flags.devices) request.add_devices(device);
+  for (const std::string& name : flags.handle_kinds) {
+    v1::HandleKind kind = v1::HANDLE_KIND_UNSPECIFIED;
+    v1::HandleKind_Parse(absl::StrCat("HANDLE_KIND_", name), &kind);  // one of those that the flag may name
+    request.add_handle_kinds(kind);
+  }
   request.mutable_environment()->set_torch_version(flags.torch_version);
   request.set_wait(flags.wait);
   request.set_pinned(flags.pinned);

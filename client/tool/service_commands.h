@@ -22,9 +22,10 @@ struct ServiceFlags {
 struct RegisterFlags {
   std::string model;
   std::string torch_version;
-  v1::WeightSpec spec;               // but for its model
-  std::vector<int> ranks;            // empty: all of them
-  std::vector<std::string> devices;  // of each; empty: the service chooses
+  v1::WeightSpec spec;                    // but for its model
+  std::vector<int> ranks;                 // empty: all of them
+  std::vector<std::string> devices;       // of each; empty: the service chooses
+  std::vector<std::string> handle_kinds;  // "CUDA_IPC", best first; empty: the service chooses
   bool pinned = false;
   bool dry_run = false;
   bool wait = true;

@@ -35,6 +35,19 @@ class ToolTest : public ::testing::Test {
   const Service service_;
 };
 
+TEST_F(ToolTest, RegistersByTheFirstKindOfHandleThatIsToBeHad) {
+  const Finished refused =
+      Tool("register", {"models:small", "--torch_version", "any", "--handle_kinds", "CUDA_IPC", "--json"});
+  const Finished unknown = Tool("register", {"models:small", "--torch_version", "any", "--handle_kinds", "CUDA"});
+  const Finished registered = Tool("register", {"models:small", "--torch_version", "any", "--handle_kinds",
+                                                "CUDA_IPC,HOST_MEMFD", "--devices", "host", "--json"});
+
+  EXPECT_EQ(refused.json["metadata"]["wanted"], "CUDA_IPC") << refused.output;
+  EXPECT_EQ(unknown.exit.code, 2);
+  ASSERT_EQ(registered.exit.code, 0) << registered.errors;
+  EXPECT_EQ(registered.json["shards"][0]["handle_kind"], "HANDLE_KIND_HOST_MEMFD");
+}
+
 TEST_F(ToolTest, RegistersListsAndUnregisters) {
   const Finished registered = Register();
   ASSERT_EQ(registered.exit.code, 0) << registered.errors;

@@ -5,6 +5,9 @@
 //
 //   weightbroker-chaos --events 1000 --engines 8 --seed 1 --max_p50_ms 50 --max_ms 250 --max_lease_ms 20
 //
+// With --gpu the engines' own models and what the operator loads are in the memory of the first GPU, one model has an
+// exporter that is killed like everything else, and no memory of the GPU may be left in the end.
+//
 // Exits 0 if all of that is so. Times are printed, and judged only with --max_...: what a machine that is busy with
 // something else needs says little. The last line is JSON.
 
@@ -26,7 +29,9 @@
 #include <thread>
 #include <vector>
 
+#include "common/device/gpu_inventory.h"
 #include "tests/integration/chaos/churn.h"
+#include "tests/integration/chaos/holdings.h"
 #include "tests/integration/chaos/tally.h"
 #include "tests/integration/survival/survival.h"
 #include "tests/support/checkpoint_builder.h"
@@ -40,6 +45,7 @@ struct Flags {
   int events = 1000;
   int engines = 8;
   uint32_t seed = 1;
+  bool gpu = false;
   int max_pause_ms = 100;  // between the end of an event and the next one
   double max_p50_ms = 0;
   double max_ms = 0;
@@ -49,6 +55,7 @@ struct Flags {
 constexpr int kTensors = 4;
 constexpr int64_t kTensorBytes = 1 << 20;
 constexpr char kProbeDeadlineMs[] = "10000";
+constexpr char kExported[] = "exported";
 constexpr int64_t kChurnBytes[] = {int64_t{32} << 20, int64_t{256} << 20};
 
 double NowMs() {
@@ -70,12 +77,6 @@ nlohmann::ordered_json Quantiles(const std::vector<double>& values) {
           {"max_ms", Quantile(values, 1)}};
 }
 
-int CountDescriptors(pid_t pid) {
-  std::error_code error;
-  const std::filesystem::directory_iterator fds("/proc/" + std::to_string(pid) + "/fd", error);
-  return static_cast<int>(std::distance(begin(fds), end(fds)));
-}
-
 // One place for an engine: who has it, and what all who had it have done.
 struct Seat {
   std::string model;
@@ -95,10 +96,14 @@ class Chaos {
 
   int Run() {
     if (!Prepare()) return 1;
-    const Held before = Holds();
+    const Holdings before = Holds();
     std::vector<std::string> kept = {shared_fingerprint_};
     for (const Seat& seat : seats_) kept.push_back(seat.fingerprint);
-    Churn churn(service_, churn_models_, kept, flags_.seed + 1);
+    Churn churn(service_, {.models = churn_models_,
+                           .kept = kept,
+                           .gpu_uuid = gpu_uuid_,
+                           .exported_model = flags_.gpu ? Service::Model(kExported) : "",
+                           .seed = flags_.seed + 1});
     for (Seat& seat : seats_) SitDown(seat);
     for (int i = 0; i < flags_.events; ++i) {
       std::this_thread::sleep_for(milliseconds(Below(flags_.max_pause_ms + 1)));
@@ -119,14 +124,6 @@ class Chaos {
   }
 
  private:
-  // What the service holds while nobody uses it.
-  struct Held {
-    int memfds = 0;
-    int keeper_descriptors = 0;
-    int broker_descriptors = 0;
-    int64_t bytes = 0;
-  };
-
   uint32_t Below(int limit) { return random_() % static_cast<uint32_t>(limit); }
 
   void Complain(const std::string& what) {
@@ -138,12 +135,14 @@ class Chaos {
   // ---- Before.
 
   bool Prepare() {
+    if (flags_.gpu && !FindGpu()) return false;
     seats_.resize(static_cast<size_t>(flags_.engines));
-    shared_fingerprint_ = Load("shared");
+    shared_fingerprint_ = Load("shared", v1::HANDLE_KIND_HOST_MEMFD);
+    WriteModel(kExported);
     for (size_t i = 0; i < seats_.size(); ++i) {
       const std::string name = "own-" + std::to_string(i);
       seats_[i].model = Service::Model(name);
-      seats_[i].fingerprint = Load(name);
+      seats_[i].fingerprint = Load(name, flags_.gpu ? v1::HANDLE_KIND_CUDA_VMM_FD : v1::HANDLE_KIND_HOST_MEMFD);
       seats_[i].tally_path = tallies_ / name;
       seats_[i].tally = MapTally(seats_[i].tally_path);
       if (seats_[i].fingerprint.empty()) return false;
@@ -157,36 +156,48 @@ class Chaos {
     return !shared_fingerprint_.empty() && Eventually([&] { return service_.Loaders().empty(); });
   }
 
-  // Its fingerprint. Each model's tensors have names, and so bytes, of their own.
-  std::string Load(const std::string& name) {
+  bool FindGpu() {
+    auto inventory = OpenNvml();
+    const auto gpus = inventory.ok() ? (*inventory)->List() : inventory.status();
+    if (!gpus.ok() || gpus->empty()) {
+      Complain("there is no GPU: " + gpus.status().ToString());
+      return false;
+    }
+    inventory_ = *std::move(inventory);
+    gpu_uuid_ = gpus->front().uuid;
+    setenv("CUDA_VISIBLE_DEVICES", gpu_uuid_.c_str(), 1);  // for the engines
+    return true;
+  }
+
+  // Each model's tensors have names, and so bytes, of their own.
+  void WriteModel(const std::string& name) const {
     CheckpointBuilder builder;
     for (int i = 0; i < kTensors; ++i) builder.Tensor(name + "." + std::to_string(i), "U8", {kTensorBytes});
     builder.Write(service_.NewModel(name));
-    const auto set = service_.Register(name);
+  }
+
+  // Its fingerprint.
+  std::string Load(const std::string& name, v1::HandleKind kind) {
+    WriteModel(name);
+    v1::RegisterRequest request;
+    request.mutable_spec()->set_model(Service::Model(name));
+    request.add_handle_kinds(kind);
+    if (kind != v1::HANDLE_KIND_HOST_MEMFD) request.add_devices(gpu_uuid_);
+    const auto set = service_.Register(request);
     if (!set.ok()) Complain(name + " could not be loaded: " + set.status().ToString());
     return set.ok() ? set->fingerprint() : "";
   }
 
-  Held Holds() const {
-    Held held;
-    held.memfds = service_.CountMemfds();
-    held.keeper_descriptors = CountDescriptors(service_.Processes()[0]);
-    held.broker_descriptors = CountDescriptors(BrokerOf(service_));
-    const auto health = service_.Health();
-    if (!health.ok()) return held;
-    for (const auto& set : health->weight_sets()) {
-      for (const auto& shard : set.shards()) held.bytes += shard.size_bytes();
-    }
-    return held;
-  }
+  Holdings Holds() const { return TakeHoldings(service_, inventory_.get(), gpu_uuid_); }
 
   // ---- Engines.
 
   void SitDown(Seat& seat) {
-    seat.engine = std::make_unique<Program>(
-        "weightbroker-chaos-engine", std::vector<std::string>{"--socket", service_.socket(), "--own_model", seat.model,
-                                                              "--shared_model", Service::Model("shared"), "--tally",
-                                                              seat.tally_path, "--seed", std::to_string(random_())});
+    std::vector<std::string> flags = {"--socket",       service_.socket(),        "--own_model", seat.model,
+                                      "--shared_model", Service::Model("shared"), "--tally",     seat.tally_path,
+                                      "--seed",         std::to_string(random_())};
+    if (flags_.gpu) flags.insert(flags.end(), {"--gpu", "--exported_model", Service::Model(kExported)});
+    seat.engine = std::make_unique<Program>("weightbroker-chaos-engine", flags);
   }
 
   // Another one takes the place of one that has left.
@@ -252,15 +263,23 @@ class Chaos {
     const std::vector<pid_t> loaders = service_.Loaders();
     if (loaders.empty()) return false;
     const pid_t loader = loaders[Below(static_cast<int>(loaders.size()))];
+    const std::string name = IsExporter(loader) ? "exporter" : "loader";
     if (!Chance(3)) {
-      ++events_["loader SIGKILL"];
+      ++events_[name + " SIGKILL"];
       return kill(loader, SIGKILL) == 0;
     }
-    ++events_["loader SIGSTOP"];
+    ++events_[name + " SIGSTOP"];
     kill(loader, SIGSTOP);
     std::this_thread::sleep_for(milliseconds(10 + Below(300)));
     kill(loader, SIGCONT);
     return true;
+  }
+
+  // A load is what the kernel ends first where memory runs out; one that has become an exporter is not.
+  static bool IsExporter(pid_t loader) {
+    int score = 1000;
+    std::ifstream("/proc/" + std::to_string(loader) + "/oom_score_adj") >> score;
+    return score < 1000;
   }
 
   void StopEngine(Seat& seat) {
@@ -311,30 +330,29 @@ class Chaos {
     if (!Eventually([&] { return churn.ReleaseAll() == 0; })) Complain("weight sets cannot be released");
   }
 
-  void CheckWhatIsLeft(const Held& before) {
+  void CheckWhatIsLeft(const Holdings& before) {
     if (!Eventually([&] { return service_.Processes().size() == 2; })) {
       Complain("the service has other processes than keeper and broker");
     }
-    Held after;
-    const bool same = Eventually([&] {
+    Holdings after;
+    const auto is_back = [&] {
       after = Holds();
-      return after.memfds == before.memfds && after.bytes == before.bytes &&
-             after.keeper_descriptors <= before.keeper_descriptors &&
-             after.broker_descriptors <= before.broker_descriptors;
-    });
-    if (!same) Complain("the service held " + ToString(before) + " and holds " + ToString(after));
-    for (const Seat& seat : seats_) ExpectAttach(seat.model.substr(seat.model.find(':') + 1));
-    ExpectAttach("shared");
+      return after.IsBackTo(before);
+    };
+    if (!Eventually(is_back)) {
+      Complain("the service held " + before.ToString() + " and holds " + after.ToString());
+    }
+    for (const Seat& seat : seats_) ExpectRight(seat.model);
+    ExpectRight(Service::Model("shared"));
   }
 
-  static std::string ToString(const Held& held) {
-    return std::to_string(held.memfds) + " memfds, " + std::to_string(held.keeper_descriptors) + " and " +
-           std::to_string(held.broker_descriptors) + " descriptors, " + std::to_string(held.bytes) + " bytes";
-  }
-
-  void ExpectAttach(const std::string& model) {
-    const auto weights = service_.Attach(model);
-    if (!weights.ok() || !weights->Verify().ok()) Complain(model + " cannot be attached and verified in the end");
+  // By a process of its own, whose GPU it may be.
+  void ExpectRight(const std::string& model) {
+    std::vector<std::string> flags = {"--socket", service_.socket(), "--model", model,      "--torch_version",
+                                      "any",      "--fallback",      "fail",    "--verify", "--json"};
+    if (flags_.gpu && model != Service::Model("shared")) flags.insert(flags.end(), {"--cuda_device", "0"});
+    const Finished engine = RunProgram("engine", flags);
+    if (!engine.exit.success()) Complain(model + " cannot be attached and verified in the end: " + engine.errors);
   }
 
   void Report(const Churn& churn) const {
@@ -345,6 +363,8 @@ class Chaos {
       sum.published += seat.tally->published;
       sum.compared_bytes += seat.tally->compared_bytes;
       sum.publish_failures += seat.tally->publish_failures;
+      sum.exported += seat.tally->exported;
+      sum.export_refusals += seat.tally->export_refusals;
       sum.left += seat.tally->left;
     }
     const nlohmann::ordered_json report = {{"bench", "chaos"},
@@ -355,6 +375,8 @@ class Chaos {
                                            {"verified", sum.verified},
                                            {"published", sum.published},
                                            {"publish_failures", sum.publish_failures},
+                                           {"attached_by_cuda_ipc", sum.exported},
+                                           {"refused_by_cuda_ipc", sum.export_refusals},
                                            {"left", sum.left},
                                            {"compared_bytes", sum.compared_bytes},
                                            {"loaded", churn.loaded()},
@@ -370,6 +392,8 @@ class Chaos {
   std::mt19937 random_;
   const TemporaryFolder tallies_;
   const Service service_;
+  std::unique_ptr<GpuInventory> inventory_;  // with --gpu
+  std::string gpu_uuid_;
   std::string shared_fingerprint_;
   std::vector<std::string> churn_models_;
   std::vector<Seat> seats_;
@@ -388,6 +412,7 @@ int main(int argc, char** argv) {
   app.add_option("--events", flags.events)->capture_default_str();
   app.add_option("--engines", flags.engines)->capture_default_str()->check(CLI::Range(1, 64));
   app.add_option("--seed", flags.seed)->capture_default_str();
+  app.add_flag("--gpu", flags.gpu, "Weights on the first GPU, and exporters among what is killed");
   app.add_option("--max_pause_ms", flags.max_pause_ms, "Between events")->capture_default_str();
   app.add_option("--max_p50_ms", flags.max_p50_ms, "From a broker's kill to an answer");
   app.add_option("--max_ms", flags.max_ms, "The same, at most");

@@ -5,10 +5,8 @@
 
 namespace weightbroker::testing {
 
-Churn::Churn(const Service& service, std::vector<std::string> models, std::vector<std::string> kept, uint32_t seed)
-    : service_(service), models_(std::move(models)), kept_(std::move(kept)), random_(seed), thread_([this] {
-        Run();
-      }) {}
+Churn::Churn(const Service& service, ChurnPlan plan)
+    : service_(service), plan_(std::move(plan)), random_(plan_.seed), thread_([this] { Run(); }) {}
 
 void Churn::Stop() {
   stopped_ = true;
@@ -17,17 +15,30 @@ void Churn::Stop() {
 
 void Churn::Run() {
   while (!stopped_) {
+    LoadExported();
     LoadOne();
     ReleasePublished(/*all=*/false);
   }
 }
 
 void Churn::LoadOne() {
-  const std::string& model = models_[random_() % models_.size()];
-  const nlohmann::json set = Call("register", {model, "--torch_version", "any"});
+  const std::string& model = plan_.models[random_() % plan_.models.size()];
+  const char* const on_gpu = random_() % 2 == 0 ? "CUDA_IPC" : "CUDA_VMM_FD";
+  const nlohmann::json set = Load(model, plan_.gpu_uuid.empty() ? "HOST_MEMFD" : on_gpu);
   if (set.is_null()) return;
   ++loaded_;
   Release(set["fingerprint"], /*force=*/true);
+}
+
+// One that is there is left as it is.
+void Churn::LoadExported() {
+  if (!plan_.exported_model.empty()) Load(plan_.exported_model, "CUDA_IPC");
+}
+
+nlohmann::json Churn::Load(const std::string& model, const std::string& handle_kind) {
+  std::vector<std::string> flags = {model, "--torch_version", "any", "--handle_kinds", handle_kind};
+  if (!plan_.gpu_uuid.empty()) flags.insert(flags.end(), {"--devices", plan_.gpu_uuid});
+  return Call("register", flags);
 }
 
 void Churn::ReleasePublished(bool all) {
@@ -35,15 +46,17 @@ void Churn::ReleasePublished(bool all) {
   if (!sets.is_array()) return;
   for (const nlohmann::json& set : sets) {
     const std::string fingerprint = set["fingerprint"];
-    if (std::find(kept_.begin(), kept_.end(), fingerprint) != kept_.end()) continue;
-    if (all || random_() % 4 == 0) Release(fingerprint, /*force=*/false);
+    if (std::find(plan_.kept.begin(), plan_.kept.end(), fingerprint) != plan_.kept.end()) continue;
+    // Of one whose exporter has gone nobody has any use, though engines go on with what they have mapped.
+    const bool is_dead = !set["shards"].empty() && !set["shards"][0].value("export_refusal", "").empty();
+    if (all || is_dead || random_() % 4 == 0) Release(fingerprint, /*force=*/is_dead);
   }
 }
 
 int Churn::ReleaseAll() {
   ReleasePublished(/*all=*/true);
   const nlohmann::json sets = List();
-  return sets.is_array() ? static_cast<int>(sets.size() - kept_.size()) : -1;
+  return sets.is_array() ? static_cast<int>(sets.size() - plan_.kept.size()) : -1;
 }
 
 bool Churn::Release(const std::string& fingerprint, bool force) {

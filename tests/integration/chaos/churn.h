@@ -1,8 +1,9 @@
 // An operator beside the chaos: has a model loaded and released again and again, and releases what engines have
 // published when nobody holds it, through the command-line tool. What the tool is refused while loaders and brokers are
-// being killed is counted by its reason; every call must end and say one.
+// being killed is counted by its reason; every call must end and say one. On a GPU it loads by both kinds of handles,
+// and one model again and again whose exporter is being killed.
 //
-//   Churn churn(service, {"models:churn-0", "models:churn-1"});
+//   Churn churn(service, {.models = {"models:churn-0", "models:churn-1"}, .kept = {fingerprint}});
 //   ... chaos ...
 //   churn.Stop();
 #pragma once
@@ -19,10 +20,18 @@
 
 namespace weightbroker::testing {
 
+struct ChurnPlan {
+  std::vector<std::string> models;
+  std::vector<std::string> kept;  // fingerprints that are not to be touched
+  std::string gpu_uuid;           // where models are loaded; empty: to host memory
+  std::string exported_model;     // on the GPU by CUDA IPC, loaded whenever it is not resident; empty: none
+  uint32_t seed = 1;
+};
+
 class Churn {
  public:
-  // Begins. `kept` are fingerprints that are not to be touched.
-  Churn(const Service& service, std::vector<std::string> models, std::vector<std::string> kept, uint32_t seed);
+  // Begins.
+  Churn(const Service& service, ChurnPlan plan);
   ~Churn() { Stop(); }
 
   // Returns once the last call has ended.
@@ -40,6 +49,8 @@ class Churn {
  private:
   void Run();
   void LoadOne();
+  void LoadExported();
+  nlohmann::json Load(const std::string& model, const std::string& handle_kind);
   void ReleasePublished(bool all);
   bool Release(const std::string& fingerprint, bool force);
   nlohmann::json List();
@@ -47,8 +58,7 @@ class Churn {
   nlohmann::json Call(const std::string& command, const std::vector<std::string>& flags);
 
   const Service& service_;
-  const std::vector<std::string> models_;
-  const std::vector<std::string> kept_;
+  const ChurnPlan plan_;
   std::mt19937 random_;
   std::atomic<bool> stopped_ = false;
   int64_t loaded_ = 0;

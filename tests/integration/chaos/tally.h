@@ -20,11 +20,14 @@ struct Tally {
   int64_t published = 0;         // by this engine
   int64_t compared_bytes = 0;    // and found right
   int64_t publish_failures = 0;  // whose publication ended under it, or whose set was unregistered by someone
+  int64_t exported = 0;          // attached by CUDA IPC, to memory of a process that may be killed
+  int64_t export_refusals = 0;   // because it was, or its successor's weights were not there yet
   int64_t left = 0;              // of its own accord
 };
 
 inline constexpr int kWrongBytes = 42;    // an engine's exit code, having said on stderr where
 inline constexpr int kCannotAttach = 43;  // likewise, having said why
+inline constexpr int kCannotRead = 44;    // likewise
 
 // Maps the tally in `path`, which is created where it is missing. Stops the program if the system refuses.
 inline Tally* MapTally(const std::string& path) {
