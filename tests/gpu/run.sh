@@ -16,6 +16,7 @@
 #                              of its own held by the active engine, 200 kills and 20 stops, in at most 400 s
 # GPU_LOAD_FLAGS               for load_bench, for instance "--gib 8 --rounds 2"; by default 30 GiB in /dev/shm. Other
 #                              loaders take part if python3 can import them: PYTHONPATH may name a folder of theirs
+# GPU_CHAOS_FLAGS              for weightbroker-chaos, for instance "--events 60 --engines 4"; by default 1,000 events
 # OUT                          where JSON of the benchmarks, ctest's JUnit file and a log of each step go; else build/gpu
 #
 # Exits 0 only if all that was run went well.
@@ -88,7 +89,7 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_attach_bench fp8_bench load_bench publish_bench standby_bench torch_engine $(gpu_tests))
+      gpu_attach_bench fp8_bench load_bench publish_bench standby_bench weightbroker-chaos torch_engine $(gpu_tests))
   fi
   cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
@@ -149,6 +150,16 @@ run_bench() {
   read -r -a flags <<<"${GPU_STANDBY_FLAGS:---gib 100 --tensors 6000 --files 161 --hang_samples 20 --limit_seconds 400}"
   "$BUILD/bin/standby_bench" --json --gpu --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_standby.json" || return 1
   rm -rf "$folder"
+  run_chaos
+}
+
+run_chaos() {
+  local flags
+  read -r -a flags <<<"${GPU_CHAOS_FLAGS:---events 1000 --engines 8 --seed 2}"
+  "$BUILD/bin/weightbroker-chaos" --gpu "${flags[@]}" | tee "$RESULTS/gpu_chaos.log"
+  local status=${PIPESTATUS[0]}
+  tail -n 1 "$RESULTS/gpu_chaos.log" >"$RESULTS/gpu_chaos.json"
+  return "$status"
 }
 
 step machine describe_machine
