@@ -106,6 +106,15 @@ absl::StatusOr<v1::HealthResponse> Service::Health() const {
   return response;
 }
 
+absl::StatusOr<v1::ListWeightSetsResponse> Service::ListWeightSets() const {
+  v1::ListWeightSetsResponse response;
+  const absl::Status status = connection_->Call(DeadlineIn(seconds(10)), [&](grpc::ClientContext& context) {
+    return connection_->admin_service().ListWeightSets(&context, {}, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
+
 absl::StatusOr<v1::WeightSet> Service::Register(const std::string& model,
                                                 const std::function<void(const LoadProgress&)>& on_progress) const {
   v1::RegisterRequest request;

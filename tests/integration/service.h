@@ -43,6 +43,8 @@ class Service {
   std::vector<std::string> ToolFlags(const std::string& command, const std::vector<std::string>& more = {}) const;
 
   absl::StatusOr<v1::HealthResponse> Health() const;
+  // Of Health the part that asks nobody else: a GPU's driver that is busy holds Health up.
+  absl::StatusOr<v1::ListWeightSetsResponse> ListWeightSets() const;
   absl::StatusOr<v1::WeightSet> Register(const std::string& model,
                                          const std::function<void(const LoadProgress&)>& on_progress = nullptr) const;
   // The same for a request as it is, with `wait` set.

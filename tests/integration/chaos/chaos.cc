@@ -263,7 +263,7 @@ class Chaos {
     const std::vector<pid_t> loaders = service_.Loaders();
     if (loaders.empty()) return false;
     const pid_t loader = loaders[Below(static_cast<int>(loaders.size()))];
-    const std::string name = IsExporter(loader) ? "exporter" : "loader";
+    const std::string name = flags_.gpu && IsExporter(loader) ? "exporter" : "loader";
     if (!Chance(3)) {
       ++events_[name + " SIGKILL"];
       return kill(loader, SIGKILL) == 0;
@@ -305,9 +305,9 @@ class Chaos {
   }
 
   int LeasesOn(const std::string& fingerprint) {
-    const auto health = service_.Health();
-    if (!health.ok()) return -1;
-    for (const auto& set : health->weight_sets()) {
+    const auto sets = service_.ListWeightSets();
+    if (!sets.ok()) return -1;
+    for (const auto& set : sets->weight_sets()) {
       if (set.fingerprint() == fingerprint) return set.shards(0).lease_count();
     }
     return -1;

@@ -99,7 +99,7 @@ class Engine {
       ++tally_->exported;
       return CompareAndHold(*weights, "");
     }
-    const std::string& reason = weights.status().reason();
+    const std::string reason = weights.status().reason();
     const auto end = std::end(kExportRefusals);
     if (std::find(std::begin(kExportRefusals), end, reason) == end) ExitUnattached(spec.model, weights.status());
     ++tally_->export_refusals;
