@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/gpu/holder.h"
 #include "client/src/attach.h"
 #include "client/src/connection.h"
 #include "common/base/error.h"
@@ -59,54 +60,6 @@ absl::StatusOr<nlohmann::json> RunSample(const std::string& path, std::vector<st
   if (times.is_object()) return times;
   return MakeError(Reason::kProtocolError, absl::StrCat(path, " printed no JSON"));
 }
-
-// A process that holds weights and answers each line that it is sent with one of its own.
-class Holder {
- public:
-  static absl::StatusOr<std::unique_ptr<Holder>> Start(const std::string& path,
-                                                       const std::vector<std::string>& arguments) {
-    int to_child[2];
-    int from_child[2];
-    if (pipe2(to_child, O_CLOEXEC) != 0) return SystemError("pipe2", errno);
-    const UniqueFd child_input(to_child[0]);
-    UniqueFd input(to_child[1]);
-    if (pipe2(from_child, O_CLOEXEC) != 0) return SystemError("pipe2", errno);
-    UniqueFd output(from_child[0]);
-    const UniqueFd child_output(from_child[1]);
-    ASSIGN_OR_RETURN(
-        ChildProcess child,
-        Spawn({.path = path, .arguments = arguments, .fds = {{child_input.get(), 0}, {child_output.get(), 1}}}));
-    return std::unique_ptr<Holder>(new Holder(path, std::move(child), std::move(input), std::move(output)));
-  }
-
-  ~Holder() {
-    input_.reset();
-    if (!child_.Wait(kEndTime).ok()) child_.Kill(SIGKILL).IgnoreError();
-    child_.Wait().IgnoreError();
-  }
-
-  absl::Status Send(const std::string& line) {
-    const std::string text = line + "\n";
-    if (write(input_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return absl::OkStatus();
-    return SystemError(absl::StrCat("writing to ", path_), errno);
-  }
-
-  absl::Status Expect(const std::string& wanted) {
-    std::string line;
-    for (char byte = 0; read(output_.get(), &byte, 1) == 1 && byte != '\n';) line += byte;
-    if (line == wanted) return absl::OkStatus();
-    return MakeError(Reason::kProtocolError, absl::StrCat(path_, " said \"", line, "\" instead of ", wanted));
-  }
-
- private:
-  Holder(std::string path, ChildProcess child, UniqueFd input, UniqueFd output)
-      : path_(std::move(path)), child_(std::move(child)), input_(std::move(input)), output_(std::move(output)) {}
-
-  const std::string path_;
-  ChildProcess child_;
-  UniqueFd input_;
-  UniqueFd output_;
-};
 
 class ServiceArm : public Arm {
  public:

@@ -3,6 +3,8 @@
 //   gpu_attach_sample --how attach --kind CUDA_VMM_FD --socket S --model M ...      by the client library
 //   gpu_attach_sample --how tensors --handles FILE ...                             by one CUDA IPC handle a tensor
 //
+// With --barrier it prints "ready" once it has all that an attach needs, and goes on after a line of its input.
+//
 // Prints JSON: seconds since the process was asked for (`--started_at`, of CLOCK_MONOTONIC) at the end of each step,
 // and the checksum. Compiled with torch as well (WEIGHTBROKER_BENCH_TORCH): then every tensor becomes a torch::Tensor.
 
@@ -10,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -27,6 +30,8 @@
 namespace weightbroker::bench {
 namespace {
 
+constexpr size_t kMostTensors = 200'000;
+
 struct Flags {
   std::string how;
   std::string kind = "CUDA_VMM_FD";
@@ -36,6 +41,12 @@ struct Flags {
   std::string image;
   double started_at = 0;
   size_t tensors = 0;
+  int rank = 0;
+  int tensor_parallel = 1;
+  std::string layout;
+  std::string sizes;
+  bool barrier = false;
+  bool verify = false;
 };
 
 double MonotonicSeconds() {
@@ -59,20 +70,42 @@ class Sample {
     ASSIGN_OR_RETURN(const CudaContext context, CudaContext::Retain(*driver, /*device=*/0));
     StartTorch();
     Mark("context");
-    ASSIGN_OR_RETURN(const PageToucher toucher, PageToucher::Create(context, flags_.image, flags_.tensors));
+    ASSIGN_OR_RETURN(const PageToucher toucher, PageToucher::Create(context, flags_.image, MostTensors()));
     Mark("kernel_loaded");  // no part of an engine's start: the clock of all arms stands still for it
-    ranges_.reserve(flags_.tensors);
+    ranges_.reserve(MostTensors());
     RETURN_IF_ERROR(flags_.how == "attach" ? Attach() : OpenTensors(context));
-    if (ranges_.size() != flags_.tensors) {
+    if (flags_.tensors > 0 && ranges_.size() != flags_.tensors) {
       return MakeError(Reason::kProtocolError, absl::StrCat(ranges_.size(), " tensors instead of ", flags_.tensors));
     }
     ASSIGN_OR_RETURN(const uint64_t sum, toucher.Touch(ranges_));
     Mark("touched");
     times_["checksum"] = absl::StrCat(absl::Hex(sum, absl::kZeroPad16));
+    times_["tensors"] = ranges_.size();
+    if (flags_.verify) RETURN_IF_ERROR(ToAbsl(attached_->Verify()));
+    if (!flags_.sizes.empty()) WriteSizes();
     return times_;
   }
 
  private:
+  size_t MostTensors() const { return flags_.tensors > 0 ? flags_.tensors : kMostTensors; }
+
+  // All that attach at once do so after this.
+  void Connected() {
+    Mark("connected");
+    if (!flags_.barrier) return;
+    std::cout << "ready" << std::endl;
+    std::string line;
+    std::getline(std::cin, line);
+    Mark("connected");
+  }
+
+  // For another process that is to hold as many tensors of the same lengths.
+  void WriteSizes() const {
+    nlohmann::json sizes;
+    for (const DeviceRange& range : ranges_) sizes.push_back({{"path", nullptr}, {"size_bytes", range.size_bytes}});
+    std::ofstream(flags_.sizes) << sizes;
+  }
+
   void Mark(const char* step) { times_[step] = MonotonicSeconds() - flags_.started_at; }
 
   absl::Status Attach() {
@@ -83,12 +116,15 @@ class Sample {
     const Result<Client> client = Client::Create(options);
     if (!client.ok()) return ToAbsl(client.status());
     RETURN_IF_ERROR(ToAbsl(client->WaitUntilConnected(std::chrono::seconds(10))));
-    Mark("connected");
+    Connected();
     WeightSpec spec;
     spec.model = flags_.model;
+    spec.tensor_parallel_size = flags_.tensor_parallel;
+    spec.layout = flags_.layout;
     AttachOptions attach;
     attach.fallback = Fallback::kFail;
     attach.cuda_device = 0;
+    attach.rank = flags_.rank;
     attach.handle_kinds = {flags_.kind == "CUDA_IPC" ? HandleKind::kCudaIpc : HandleKind::kCudaVmmFd};
     attached_ = client->Attach(spec, attach);
     Mark("pointers");
@@ -107,7 +143,7 @@ class Sample {
   absl::Status OpenTensors(const CudaContext& context) {
     const CudaScope current(context);
     RETURN_IF_ERROR(current.status());
-    Mark("connected");
+    Connected();
     ASSIGN_OR_RETURN(const std::vector<TensorHandle> handles, ReadTensorHandles(flags_.handles));
     Mark("manifest");
     CudaDriver& driver = context.driver();
@@ -141,7 +177,13 @@ int main(int argc, char** argv) {
   app.add_option("--handles", flags.handles);
   app.add_option("--image", flags.image)->required();
   app.add_option("--started_at", flags.started_at)->required();
-  app.add_option("--tensors", flags.tensors)->required();
+  app.add_option("--tensors", flags.tensors, "How many there must be; 0: any number");
+  app.add_option("--rank", flags.rank);
+  app.add_option("--tp", flags.tensor_parallel);
+  app.add_option("--layout", flags.layout);
+  app.add_option("--sizes", flags.sizes, "A file for the tensors' lengths, as torch_export.py takes them");
+  app.add_flag("--barrier", flags.barrier, "Wait for a line before attaching");
+  app.add_flag("--verify", flags.verify, "In the end, every digest");
   CLI11_PARSE(app, argc, argv);
   const auto times = weightbroker::bench::Sample(flags).Run();
   if (!times.ok()) {

@@ -21,7 +21,9 @@ def seconds_since(start):
 
 
 def make_tensor(torch, tensor):
-    """Its first bytes from the file, and zeros where the file has a hole."""
+    """Its first bytes from the file, and zeros where the file has a hole, or where there is none."""
+    if tensor["path"] is None:
+        return torch.zeros(tensor["size_bytes"], dtype=torch.uint8, device="cuda")
     with open(tensor["path"], "rb") as file:
         file.seek(tensor["offset_bytes"])
         page = file.read(min(tensor["size_bytes"], 4096))
@@ -87,6 +89,9 @@ def sample(flags):
     mark("context")
     toucher = Toucher(flags.image)
     mark("kernel_loaded")
+    if flags.barrier:
+        print("ready", flush=True)
+        sys.stdin.readline()
     mark("connected")
     with open(flags.handles, "rb") as file:
         shared = pickle.load(file)
@@ -105,6 +110,7 @@ def main():
     parser.add_argument("--tensors_json")
     parser.add_argument("--handles")
     parser.add_argument("--image")
+    parser.add_argument("--barrier", action="store_true", help="print a line and wait for one before opening handles")
     parser.add_argument("--started_at", type=float)
     flags = parser.parse_args()
     export(flags) if flags.what == "export" else sample(flags)

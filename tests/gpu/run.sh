@@ -16,6 +16,7 @@
 #                              of its own held by the active engine, 200 kills and 20 stops, in at most 400 s
 # GPU_LOAD_FLAGS               for load_bench, for instance "--gib 8 --rounds 2"; by default 30 GiB in /dev/shm. Other
 #                              loaders take part if python3 can import them: PYTHONPATH may name a folder of theirs
+# GPU_RANKS_FLAGS              for gpu_ranks_bench, for instance "--gib 8 --rounds 1"; by default 100 GiB on each GPU
 # GPU_CHAOS_FLAGS              for weightbroker-chaos, for instance "--events 60 --engines 4"; by default 1,000 events
 # OUT                          where JSON of the benchmarks, ctest's JUnit file and a log of each step go; else build/gpu
 #
@@ -89,7 +90,7 @@ compile() {
     read -r -a targets <<<"$WEIGHTBROKER_BUILD_TARGETS"
   else
     mapfile -t targets < <(existing \
-      gpu_attach_bench fp8_bench load_bench publish_bench standby_bench weightbroker-chaos torch_engine $(gpu_tests))
+      gpu_attach_bench gpu_ranks_bench fp8_bench load_bench publish_bench standby_bench weightbroker-chaos torch_engine $(gpu_tests))
   fi
   cmake --build --preset release --target "${targets[@]}" -- -k 0
 }
@@ -121,6 +122,16 @@ run_tests() {
     ctest --test-dir "$BUILD" -L '^gpu$' --output-on-failure --test-output-size-passed 100000 --output-junit "$RESULTS/gpu_tests.xml" "${ctest_arguments[@]}"
 }
 
+run_ranks_bench() {
+  local folder=$1 flags=()
+  read -r -a flags <<<"${GPU_RANKS_FLAGS:-}"
+  torch_folder >/dev/null || flags+=(--arms ours)
+  "$BUILD/bin/gpu_ranks_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_ranks.json"
+  local status=$?
+  rm -rf "$folder" "$folder".*
+  return "$status"
+}
+
 # Of the model for it nothing is a hole.
 run_load_bench() {
   local folder=$1 status flags=() several=()
@@ -143,6 +154,7 @@ run_bench() {
   "$BUILD/bin/gpu_attach_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_attach.json" || return 1
   python3 bench/gpu/table.py "$RESULTS/gpu_attach.json"
   rm -rf "$folder"
+  run_ranks_bench "$folder" || return 1
   run_load_bench "$folder" || return 1
   read -r -a flags <<<"${GPU_PUBLISH_FLAGS:-}"
   "$BUILD/bin/publish_bench" --json --folder "$folder" "${flags[@]}" >"$RESULTS/gpu_publish.json" || return 1
