@@ -88,14 +88,15 @@ absl::StatusOr<std::unique_ptr<ShardMemory>> MapShard(const Connection& connecti
     if (!slab.device_uuid().empty()) RETURN_IF_ERROR(CheckLiesOn(engine, slab.device_uuid()));
   }
   ASSIGN_OR_RETURN(const v1::HandleKind kind, KindOf(header, engine.is_host()));
-  if (engine.is_host()) {
-    ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds, RedeemAll(connection, header, deadline));
-    return MapOnHost(header, fds);
+  std::vector<UniqueFd> fds;
+  if (kind != v1::HANDLE_KIND_CUDA_IPC) {
+    // Before the context, whose making takes so long that in a bad hour broker after broker dies meanwhile, and each
+    // one's ticket with it.
+    ASSIGN_OR_RETURN(fds, RedeemAll(connection, header, deadline));
   }
+  if (engine.is_host()) return MapOnHost(header, fds);
   ASSIGN_OR_RETURN(const CudaContext context, CudaContext::Retain(*engine.driver, engine.device));
-  if (kind == v1::HANDLE_KIND_CUDA_IPC) return OpenOnGpu(context, header);
-  ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds, RedeemAll(connection, header, deadline));
-  return ImportOnGpu(context, header, fds);
+  return kind == v1::HANDLE_KIND_CUDA_IPC ? OpenOnGpu(context, header) : ImportOnGpu(context, header, fds);
 }
 
 }  // namespace weightbroker::client

@@ -117,6 +117,20 @@ TEST_F(GpuAttachTest, BelievesTheMemoryAndNotTheServiceAboutWhereItIs) {
               AllOf(StatusIs(Reason::kDeviceMismatch), HasMetadata("device_uuid", FakeGpuUuid(1))));
 }
 
+TEST_F(GpuAttachTest, RedeemsItsTicketBeforeItTakesTheTimeThatAContextTakes) {
+  const int before = cuda_.CallCount("cuDevicePrimaryCtxRetain");
+  service_.on_export = [&](ExportCall& call) {
+    call.Send([&](v1::ExportHeader& header) {
+      Describe(&header);
+      header.set_ticket(std::string(32, 'x'));  // another broker's
+    });
+    return call.Hold();
+  };
+
+  EXPECT_THAT(Attach(1), StatusIs(Reason::kTicketInvalid));
+  EXPECT_EQ(cuda_.CallCount("cuDevicePrimaryCtxRetain"), before);
+}
+
 TEST_F(GpuAttachTest, OpensCudaIpcHandlesFromTheMessageWithoutATicket) {
   auto allocated = CudaIpcMemory::Allocate(context_, kSlabBytes);
   const std::string contents = FakeService::SlabContents();
