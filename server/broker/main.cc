@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
@@ -145,6 +146,15 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::
   return texts;
 }
 
+// Nothing where no GPU is served, for whatever reason: that is in the log already, as gpu.none.
+absl::StatusOr<std::unique_ptr<GpuEventSource>> OpenEventsOf(DeviceCatalog& devices) {
+  const std::vector<ServedDevice> served = devices.Served();
+  const bool has_gpu =
+      std::any_of(served.begin(), served.end(), [](const ServedDevice& device) { return device.name != kHostDevice; });
+  if (!has_gpu) return std::unique_ptr<GpuEventSource>();
+  return OpenNvmlEvents();
+}
+
 BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
@@ -165,7 +175,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.desired_file = config.desired_file;
   options.metrics_port = config.metrics_port;
   options.access = config.access;
-  if (config.devices != std::vector<std::string>{kHostDevice}) options.open_gpu_events = OpenNvmlEvents;
+  options.open_gpu_events = [devices] { return OpenEventsOf(*devices); };
   options.scrub_interval = config.scrub_interval;
   options.scrub_bytes_per_second = config.scrub_bytes_per_second;
   options.caps = {.connections_per_uid = config.max_connections_per_uid,
