@@ -1,5 +1,6 @@
 #include "server/broker/broker.h"
 
+#include <google/protobuf/util/time_util.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
@@ -217,7 +218,7 @@ struct Broker::Parts {
     metrics.CountEviction(bytes);
     LogFields fields = DescribeForLog(set);
     fields.emplace_back("model", set.spec().model());
-    fields.emplace_back("last_use", absl::StrCat(set.last_use_time().seconds()));
+    fields.emplace_back("last_use", google::protobuf::util::TimeUtil::ToString(set.last_use_time()));
     Log(LogLevel::kInfo, "set.evicted", fields);
   }
 
