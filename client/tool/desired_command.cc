@@ -13,6 +13,7 @@
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/desired/desired_check.h"
 #include "common/desired/desired_request.h"
 #include "common/desired/desired_state.h"
 
@@ -107,7 +108,9 @@ ExitCode RunDesired(const ServiceFlags& service) {
 
 ExitCode RunDesiredCheck(const std::string& file, bool json) {
   const absl::StatusOr<DesiredState> desired = ReadDesiredFile(RealFileSystem(), file);
-  const absl::Status status = desired.ok() ? ToRegisterRequests(*desired, file).status() : desired.status();
+  absl::Status status = desired.status();
+  if (desired.ok()) status.Update(ToRegisterRequests(*desired, file).status());
+  if (desired.ok()) status.Update(CheckModelNames(*desired, file));
   if (!status.ok()) return PrintError(status, json);
   if (json) {
     const nlohmann::ordered_json line = {

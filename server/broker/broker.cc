@@ -14,6 +14,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/desired/desired_check.h"
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
@@ -117,6 +118,7 @@ struct Broker::Parts {
                     .file = options.desired_file,
                     .files = options.file_system,
                     .clock = options.clock,
+                    .check = [this](const auto& state) { return CheckDesiredModels(state); },
                     .find_fingerprint = [this](const auto& request) { return FindWantedFingerprint(context, request); },
                     .load = [this](const auto& request) { return LoadSet(context, request); },
                     .on_failure = [this](const std::string& reason) { metrics.CountDesiredFailure(reason); },
@@ -160,6 +162,12 @@ struct Broker::Parts {
             .access = options.access,
             .call_deadline = options.caps.call_deadline,
             .find_peer = [this](const std::string& grpc_peer) { return peers.Find(grpc_peer); }};
+  }
+
+  absl::Status CheckDesiredModels(const DesiredState& state) const {
+    std::vector<std::string> roots;
+    for (const ModelRoot& root : resolver.roots()) roots.push_back(root.name);
+    return CheckModelRoots(state, roots, options.desired_file);
   }
 
   HealthFacts::Facts ReadFacts() {

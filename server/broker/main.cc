@@ -28,6 +28,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
+#include "common/desired/desired_check.h"
 #include "common/keeper/client.h"
 #include "common/memory/host_memory.h"
 #include "common/plan/architecture.h"
@@ -262,6 +263,16 @@ absl::Status Serve(const BrokerConfig& config) {
                    "the keeper has gone: engines go on with what they have mapped; start the service anew");
 }
 
+// Of --check_config: what the start would say of the desired state, and the configuration's own reader does not know,
+// which has no protobuf.
+absl::StatusOr<BrokerConfig> CheckDesired(absl::StatusOr<BrokerConfig> config) {
+  if (!config.ok() || !config->check_config || config->desired_file.empty()) return config;
+  std::vector<std::string> roots;
+  for (const ConfiguredModelRoot& root : config->model_roots) roots.push_back(root.name);
+  RETURN_IF_ERROR(CheckDesiredFile(RealFileSystem(), config->desired_file, roots));
+  return config;
+}
+
 int Run(const BrokerConfig& config) {
   SetLogLevel(config.log_level);
   SetLogFormat(config.log_format);
@@ -282,7 +293,7 @@ int Run(const BrokerConfig& config) {
 int main(int argc, char** argv) {
   weightbroker::SetLogProgram("broker");
   weightbroker::BlockSignals();
-  const auto config = weightbroker::ParseBrokerConfig(argc, argv);
+  const auto config = weightbroker::CheckDesired(weightbroker::ParseBrokerConfig(argc, argv));
   if (const auto code = weightbroker::AnswerWithoutServing(weightbroker::kProgram, config); code.has_value()) {
     return *code;
   }

@@ -157,6 +157,41 @@ TEST_F(DesiredTest, DoesNotStartWithAFileThatIsWrong) {
   EXPECT_THAT(checked.errors, HasSubstr("/sets"));
 }
 
+// A configuration that was found valid starts.
+TEST_F(DesiredTest, FindsWhateverTheStartWouldRefuseWhenTheConfigurationIsChecked) {
+  std::vector<std::string> flags = Flags();
+  flags.push_back("--socket=" + (folder_ / "s.sock"));
+  const auto refused = [&](const std::string& what) {
+    EXPECT_THAT(RunProgram("weightbrokerd", flags).errors, HasSubstr(what));
+    std::vector<std::string> checking = flags;
+    checking.emplace_back("--check_config");
+    for (const char* program : {"weightbrokerd", "weightbroker-broker"}) {
+      const Finished checked = RunProgram(program, checking);
+      EXPECT_EQ(checked.exit.code, 2) << program;
+      EXPECT_THAT(checked.errors, HasSubstr(what)) << program;
+      EXPECT_EQ(checked.output, "") << program;
+    }
+  };
+  const Json set = {{"name", "a"}, {"model", "warm:a"}, {"torch_version", "any"}};
+  Json again = set;
+  again["name"] = "b";
+  WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
+  refused(file_ + ": /sets/1: is the same as the set");
+  again["model"] = "wram:a";
+  WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
+  refused(file_ + ": /sets/1/model: there is no model root");
+  std::filesystem::remove(file_);
+  refused("weightbroker");  // names itself
+  EXPECT_THAT(RunProgram("weightbrokerd", flags).errors, Not(HasSubstr(file_ + ": " + file_)));
+
+  Write({"a"});
+  flags.emplace_back("--check_config");
+  const Finished valid = RunProgram("weightbrokerd", flags);
+  EXPECT_EQ(valid.exit.code, 0) << valid.errors;
+  EXPECT_THAT(valid.output, ::testing::StartsWith("weightbrokerd: the configuration is valid"));
+  EXPECT_THAT(valid.output, Not(HasSubstr("weightbroker-broker")));
+}
+
 // What is resident is worth more than a file.
 TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong) {
   StartAndWait();
