@@ -87,7 +87,9 @@ void PrintDesired(const v1::HealthResponse& health) {
   PrintSets(health);
   PrintAliases(health);
   if (!health.has_desired_failure()) return;
-  printf("the file of --desired was refused, and what was read before is in force: %s [%s]\n",
+  const bool has_some = !health.desired_sets().empty() || !health.desired_aliases().empty();
+  printf("the file of --desired was refused, and %s: %s [%s]\n",
+         has_some ? "what was read before is in force" : "nothing is in force until it is mended and read again",
          OneLine(health.desired_failure().message()).c_str(), health.desired_failure().reason().c_str());
 }
 

@@ -139,6 +139,7 @@ TEST_F(DesiredTest, KeepsWhatItHadWhenTheFileIsBrokenAndSaysSoUntilItIsMended) {
   const Finished desired = Tool("desired");
   EXPECT_EQ(desired.exit.code, 1);
   EXPECT_THAT(desired.output, HasSubstr("the nearest is \"model\""));
+  EXPECT_THAT(desired.output, HasSubstr("what was read before is in force"));
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(Eventually([this] { return ReadMetric(port_, "weightbroker_desired_file_refused") == 0; }));
@@ -200,6 +201,9 @@ TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong
   ASSERT_TRUE(WaitForStatus(*service_, v1::HealthResponse::STATUS_LOADING));
   EXPECT_TRUE(AttachByAlias().ok());
   EXPECT_THAT(service_->Health()->desired_failure().message(), HasSubstr("sets.json"));
+  const Finished desired = Tool("desired");
+  EXPECT_THAT(desired.output, HasSubstr("nothing is in force until it is mended and read again"));
+  EXPECT_THAT(desired.output, Not(HasSubstr("what was read before")));
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(IsReady());
