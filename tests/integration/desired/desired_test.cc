@@ -140,6 +140,7 @@ TEST_F(DesiredTest, KeepsWhatItHadWhenTheFileIsBrokenAndSaysSoUntilItIsMended) {
   EXPECT_EQ(desired.exit.code, 1);
   EXPECT_THAT(desired.output, HasSubstr("the nearest is \"model\""));
   EXPECT_THAT(desired.output, HasSubstr("what was read before is in force"));
+  EXPECT_THAT(Tool("status", {"--json"}).json["desired_failure"]["message"], HasSubstr("/sets/0/modle"));
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(Eventually([this] { return ReadMetric(port_, "weightbroker_desired_file_refused") == 0; }));
@@ -204,6 +205,7 @@ TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong
   const Finished desired = Tool("desired");
   EXPECT_THAT(desired.output, HasSubstr("nothing is in force until it is mended and read again"));
   EXPECT_THAT(desired.output, Not(HasSubstr("what was read before")));
+  EXPECT_EQ(Tool("status", {"--json"}).json["desired_failure"]["reason"], "CONFIGURATION_INVALID");
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(IsReady());
@@ -224,7 +226,12 @@ TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheMode
   EXPECT_EQ(status.exit.code, 1);
   EXPECT_THAT(status.output, HasSubstr("missing"));
   EXPECT_THAT(status.output, HasSubstr("MODEL_NOT_FOUND"));
-  EXPECT_THAT(Tool("status", {"--json"}).json["missing"], ElementsAre("missing"));
+  const Json json = Tool("status", {"--json"}).json;
+  EXPECT_THAT(json["missing"], ElementsAre("missing"));
+  EXPECT_EQ(json["desired_failure"], nullptr);
+  ASSERT_THAT(json["failures"], SizeIs(1));
+  EXPECT_EQ(json["failures"][0]["set"], "missing");
+  EXPECT_EQ(json["failures"][0]["reason"], "MODEL_NOT_FOUND");
   EXPECT_EQ(Tool("desired").exit.code, 1);
   EXPECT_EQ(Tool("health").exit.code, 0);
   EXPECT_THAT(ScrapeMetrics(port_), HasSubstr("weightbroker_desired_sets{state=\"failed\"} 1\n"));
