@@ -75,6 +75,16 @@ v1::HealthResponse OnlyDesired(const v1::HealthResponse& health) {
 
 }  // namespace
 
+std::string StatusName(const v1::HealthResponse& health) {
+  const bool has_failed = health.has_desired_failure() ||
+                          std::any_of(health.desired_sets().begin(), health.desired_sets().end(),
+                                      [](const auto& set) { return set.state() == v1::DesiredSet::STATE_FAILED; });
+  if (health.status() == v1::HealthResponse::STATUS_LOADING && health.load_count() == 0 && has_failed) {
+    return "INCOMPLETE";
+  }
+  return WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_");
+}
+
 bool HasAllDesired(const v1::HealthResponse& health) {
   return !health.has_desired_failure() &&
          std::all_of(health.desired_sets().begin(), health.desired_sets().end(),

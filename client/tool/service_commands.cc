@@ -211,7 +211,7 @@ absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, c
 
 void PrintHealth(const v1::HealthResponse& health) {
   const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
-  printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
+  printf("%s", FormatTable({{"status", StatusName(health)},
                             {"version", health.version()},
                             {"process", absl::StrCat(health.process_id())},
                             {"since", TimeUtil::ToString(health.start_time())},

@@ -8,7 +8,6 @@
 
 #include "client/tool/desired_command.h"
 #include "client/tool/format.h"
-#include "common/base/strings.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -50,7 +49,7 @@ ExitCode RunStatus(const ServiceFlags& service) {
   const absl::StatusOr<v1::HealthResponse> health = AskHealth(service);
   if (!health.ok()) return PrintError(health.status(), service.json);
   const bool ready = health->status() == v1::HealthResponse::STATUS_READY;
-  const std::string status = WithoutPrefix(v1::HealthResponse::Status_Name(health->status()), "STATUS_");
+  const std::string status = StatusName(*health);
   const auto resident =
       std::count_if(health->weight_sets().begin(), health->weight_sets().end(),
                     [](const v1::WeightSet& set) { return set.state() == v1::WEIGHT_SET_STATE_RESIDENT; });

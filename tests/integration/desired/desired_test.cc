@@ -205,7 +205,9 @@ TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong
   const Finished desired = Tool("desired");
   EXPECT_THAT(desired.output, HasSubstr("nothing is in force until it is mended and read again"));
   EXPECT_THAT(desired.output, Not(HasSubstr("what was read before")));
-  EXPECT_EQ(Tool("status", {"--json"}).json["desired_failure"]["reason"], "CONFIGURATION_INVALID");
+  const Finished status = Tool("status", {"--json"});
+  EXPECT_EQ(status.json["status"], "INCOMPLETE");
+  EXPECT_EQ(status.json["desired_failure"]["reason"], "CONFIGURATION_INVALID");
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(IsReady());
@@ -226,8 +228,11 @@ TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheMode
   EXPECT_EQ(status.exit.code, 1);
   EXPECT_THAT(status.output, HasSubstr("missing"));
   EXPECT_THAT(status.output, HasSubstr("MODEL_NOT_FOUND"));
+  EXPECT_THAT(status.output, ::testing::StartsWith("INCOMPLETE: 1 set resident"));
+  EXPECT_THAT(Tool("health").output, HasSubstr("INCOMPLETE"));
   const Json json = Tool("status", {"--json"}).json;
   EXPECT_THAT(json["missing"], ElementsAre("missing"));
+  EXPECT_EQ(json["status"], "INCOMPLETE");
   EXPECT_EQ(json["desired_failure"], nullptr);
   ASSERT_THAT(json["failures"], SizeIs(1));
   EXPECT_EQ(json["failures"][0]["set"], "missing");
