@@ -30,6 +30,13 @@ class ToolTest : public ::testing::Test {
     return RunProgram("weightbroker", service_.ToolFlags(command, more));
   }
 
+  // Of `alias`, whose flags stand behind a command of its own.
+  Finished Alias(std::vector<std::string> words) const {
+    words.insert(words.begin(), "alias");
+    words.insert(words.end(), {"--socket", service_.socket()});
+    return RunProgram("weightbroker", words);
+  }
+
   Finished Register() const { return Tool("register", {"models:small", "--torch_version", "any", "--json"}); }
 
   const Service service_;
@@ -152,6 +159,27 @@ TEST_F(ToolTest, SaysWhatIsNeitherAFingerprintNorAModel) {
     const Finished tool = Tool("export", {weights});
     EXPECT_EQ(tool.exit.code, 2) << weights;
     EXPECT_THAT(tool.errors, HasSubstr("8 to 64 lower-case hexadecimal digits")) << weights;
+  }
+}
+
+// A value that cannot be one is wrong usage, whoever would find out.
+TEST_F(ToolTest, ExitsWithTwoForWhatCannotBeAFingerprintOrAnAlias) {
+  const std::string whole(64, 'a');
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"unregister", "0123"},
+                                             {"unregister", "models:small"},
+                                             {"unregister", whole + "a"},
+                                             {"scrub", "0123456789ABCDEF"},
+                                             {"alias", "set", "small", whole},
+                                             {"alias", "set", "small@live@now", whole},
+                                             {"alias", "set", "small@live", "small"},
+                                             {"alias", "set", "small@live", whole, "--expected", "0123"},
+                                             {"alias", "delete", "live"},
+                                             {"alias", "delete", "small@live", "--expected", "nothing"}}) {
+    const std::vector<std::string> more(words.begin() + 1, words.end());
+    const Finished tool = words.front() == "alias" ? Alias(more) : Tool(words.front(), more);
+    EXPECT_EQ(tool.exit.code, 2) << ::testing::PrintToString(words) << tool.errors;
+    EXPECT_THAT(tool.errors, ::testing::AnyOf(HasSubstr("hexadecimal digits"), HasSubstr("give NAME@TAG")));
   }
 }
 
