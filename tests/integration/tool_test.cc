@@ -183,6 +183,24 @@ TEST_F(ToolTest, ExitsWithTwoForWhatCannotBeAFingerprintOrAnAlias) {
   }
 }
 
+TEST_F(ToolTest, ExpectsAFingerprintOfWhichSomeDigitsAreGiven) {
+  const std::string fingerprint = Register().json["fingerprint"];
+  ASSERT_EQ(Alias({"set", "small@live", fingerprint, "--expected", "none"}).exit.code, 0);
+  const Finished other = Tool("register", {"models:small", "--torch_version", "any", "--dtype", "F16", "--json"});
+  const std::string second = other.json["fingerprint"];
+
+  const Finished unknown = Alias({"set", "small@live", second, "--expected", "0123456789", "--json"});
+  const Finished conflict = Alias({"set", "small@live", second, "--expected", "none", "--json"});
+  const Finished moved = Alias({"set", "small@live", second, "--expected", fingerprint.substr(0, 8)});
+  const Finished removed = Alias({"delete", "small@live", "--expected", second.substr(0, 12)});
+
+  EXPECT_EQ(unknown.exit.code, 3);
+  EXPECT_EQ(unknown.json["reason"], "WEIGHT_SET_UNKNOWN");
+  EXPECT_EQ(conflict.json["reason"], "ALIAS_CONFLICT");
+  EXPECT_EQ(moved.exit.code, 0) << moved.errors;
+  EXPECT_EQ(removed.exit.code, 0) << removed.errors;
+}
+
 TEST_F(ToolTest, SaysHowFarALoadWasThatTookTooLong) {
   WriteSparseModel(service_.NewModel("large"));
 
