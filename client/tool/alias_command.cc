@@ -14,6 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
 #include "weightbroker/v1/weight_broker_admin_service.pb.h"
+#include "weightbroker/v1/weight_broker_service.pb.h"
 
 namespace weightbroker::tool {
 namespace {
@@ -110,7 +111,30 @@ void PrintAliases(const google::protobuf::RepeatedPtrField<v1::Alias>& aliases) 
   printf("%s", FormatTable(rows).c_str());
 }
 
-absl::StatusOr<v1::SetAliasResponse> SetAlias(const Connection& connection, const AliasFlags& flags, Deadline deadline) {
+// An alias that has been set, and the set of the file of --desired that it is to name instead; empty if there is none.
+struct Change {
+  v1::SetAliasResponse response;
+  std::string desired_set;
+};
+
+// Empty, too, where the service does not say.
+std::string DesiredInstead(const Connection& connection, const v1::Alias& alias, Deadline deadline) {
+  v1::HealthResponse health;
+  const absl::Status asked = connection.Call(deadline, [&](grpc::ClientContext& context) {
+    health.Clear();
+    return connection.service().Health(&context, {}, &health);
+  });
+  if (!asked.ok()) return "";
+  for (const v1::DesiredAlias& desired : health.desired_aliases()) {
+    if (desired.name() != alias.name()) continue;
+    for (const v1::DesiredSet& set : health.desired_sets()) {
+      if (set.name() == desired.set() && set.fingerprint() != alias.fingerprint()) return set.name();
+    }
+  }
+  return "";
+}
+
+absl::StatusOr<Change> SetAlias(const Connection& connection, const AliasFlags& flags, Deadline deadline) {
   v1::SetAliasRequest request;
   request.set_alias(flags.alias);
   request.set_fingerprint(flags.fingerprint);
@@ -119,7 +143,10 @@ absl::StatusOr<v1::SetAliasResponse> SetAlias(const Connection& connection, cons
     ASSIGN_OR_RETURN(*request.mutable_expected_fingerprint(),
                      Expected(connection, *flags.expected_fingerprint, deadline));
   }
-  return Set(connection, request, deadline);
+  Change change;
+  ASSIGN_OR_RETURN(change.response, Set(connection, request, deadline));
+  change.desired_set = DesiredInstead(connection, change.response.alias(), deadline);
+  return change;
 }
 
 void PrintTable(const v1::SetAliasResponse& response) {
@@ -130,6 +157,20 @@ void PrintTable(const v1::SetAliasResponse& response) {
   if (response.has_released()) {
     printf("%s is %s\n", response.released().fingerprint().c_str(),
            WithoutPrefix(v1::WeightSetState_Name(response.released().state()), "WEIGHT_SET_STATE_").c_str());
+  }
+}
+
+void PrintChange(const Change& change, bool json) {
+  if (!change.desired_set.empty()) {
+    fprintf(stderr,
+            "warning: the file of --desired has %s name its set \"%s\": the service sets it back to that; change the "
+            "file instead, and have it read again\n",
+            change.response.alias().name().c_str(), change.desired_set.c_str());
+  }
+  if (json) {
+    PrintJsonWith(change.response, "desired_set", change.desired_set);
+  } else {
+    PrintTable(change.response);
   }
 }
 
@@ -150,7 +191,7 @@ void PrintList(const v1::ListWeightSetsResponse& response) {
 ExitCode RunAliasSet(const ServiceFlags& service, const AliasFlags& flags) {
   return Run(
       service, [&](const Connection& connection, Deadline deadline) { return SetAlias(connection, flags, deadline); },
-      JsonOr(service, PrintTable));
+      [&](const Change& change) { PrintChange(change, service.json); });
 }
 
 ExitCode RunAliasDelete(const ServiceFlags& service, const AliasFlags& flags) {

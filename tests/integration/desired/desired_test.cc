@@ -63,6 +63,12 @@ class DesiredTest : public ::testing::Test {
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
     return RunProgram("weightbroker", service_->ToolFlags(command, more));
   }
+  // Of `alias`, whose flags stand behind a command of its own.
+  Finished Alias(std::vector<std::string> words) const {
+    words.insert(words.begin(), "alias");
+    words.insert(words.end(), {"--socket", service_->socket()});
+    return RunProgram("weightbroker", words);
+  }
 
   Result<MappedWeights> AttachByAlias() const {
     ClientOptions client;
@@ -245,6 +251,23 @@ TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheMode
   NewModel("missing", 3);
   ASSERT_TRUE(IsReady());
   EXPECT_EQ(Tool("status").exit.code, 0);
+}
+
+TEST_F(DesiredTest, WarnsWhoeverMovesAnAliasThatTheFileHas) {
+  StartAndWait();
+  NewModel("b", 2);
+  const Finished other = Tool("register", {"warm:b", "--torch_version", "any", "--devices", "host", "--json"});
+  const std::string fingerprint = other.json["fingerprint"];
+
+  const Finished moved = Alias({"set", kAlias, fingerprint, "--json"});
+  ASSERT_EQ(moved.exit.code, 0) << moved.errors;
+  EXPECT_EQ(moved.json["desired_set"], "a");
+  EXPECT_THAT(moved.errors, HasSubstr("warning: the file of --desired has model@live name its set \"a\""));
+  EXPECT_TRUE(IsReady());
+
+  const Finished another = Alias({"set", "another@live", fingerprint, "--json"});
+  EXPECT_EQ(another.json["desired_set"], "");
+  EXPECT_EQ(another.errors, "");
 }
 
 TEST_F(DesiredTest, LoadsAgainWhatIsUnregistered) {
