@@ -39,7 +39,7 @@ absl::StatusOr<std::string> Expected(const Connection& connection, const std::st
 // Connects, has `ask` ask the service, and prints what it gives with `print`.
 template <typename Ask, typename Print>
 ExitCode Run(const ServiceFlags& service, Ask ask, Print print) {
-  const auto connection = Connection::Open({.socket_path = service.socket});
+  const auto connection = Connect(service);
   if (!connection.ok()) return PrintError(connection.status(), service.json);
   const auto response = ask(**connection, client::DeadlineIn(service.timeout));
   if (!response.ok()) return PrintError(response.status(), service.json);

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/unique_fd.h"
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
@@ -282,6 +285,25 @@ TEST(Tool, SaysAtOnceThatItsSocketIsNone) {
     EXPECT_EQ(list.exit.code, 4) << path;
     EXPECT_THAT(list.errors, HasSubstr(what)) << path;
   }
+}
+
+// With a keeper, connects are refused only where there is none, and no broker.
+TEST(Tool, WaitsForNoServiceWhoseSocketIsAllThatIsLeft) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "s.sock";
+  const UniqueFd bound(socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(bound.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+
+  // Fails by the test's own limit if it is waited for.
+  const Finished list = RunProgram("weightbroker", {"list", "--socket", path, "--timeout", "1000000", "--json"});
+
+  EXPECT_EQ(list.exit.code, 4);
+  EXPECT_EQ(list.json["reason"], "SERVICE_UNAVAILABLE");
+  EXPECT_THAT(list.errors, HasSubstr(path + ": the socket is there, but the service that made it has gone"));
+  EXPECT_THAT(list.errors, HasSubstr("start weightbrokerd"));
 }
 
 TEST(Tool, ExitsWithFourWhereNoServiceAnswers) {
