@@ -60,6 +60,28 @@ Reason ReasonFor(grpc::StatusCode code) {
   }
 }
 
+// Tells a socket that nobody listens on for good from one that somebody is about to listen on.
+class Refusals {
+ public:
+  Refusals(const std::string& socket_path, milliseconds patience) : socket_path_(socket_path), patience_(patience) {}
+
+  // SERVICE_UNAVAILABLE if there has been nobody for so long.
+  absl::Status Look() {
+    const auto now = std::chrono::steady_clock::now();
+    if (SomebodyListens(socket_path_)) {
+      last_seen_ = now;
+    } else if (now - last_seen_ >= patience_) {
+      return NoService(socket_path_, "the socket is there, but the service that made it has gone");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string& socket_path_;
+  const milliseconds patience_;
+  std::chrono::steady_clock::time_point last_seen_ = std::chrono::steady_clock::now();  // or when looking began
+};
+
 }  // namespace
 
 Deadline DeadlineIn(milliseconds duration) {
@@ -81,14 +103,17 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ConnectionOpt
   RETURN_IF_ERROR(CheckSocketPath(socket.path));
   std::optional<Daemon> daemon;
   if (options.daemon.has_value()) daemon.emplace(*options.daemon, socket);
-  std::shared_ptr<Connection> connection(new Connection(std::move(socket.path), std::move(daemon)));
+  std::shared_ptr<Connection> connection(
+      new Connection(std::move(socket.path), std::move(daemon), options.refusal_patience));
   connection->channel_->GetState(/*try_to_connect=*/true);
   return connection;
 }
 
-Connection::Connection(std::string socket_path, std::optional<Daemon> daemon)
+Connection::Connection(std::string socket_path, std::optional<Daemon> daemon,
+                       std::optional<milliseconds> refusal_patience)
     : socket_path_(std::move(socket_path)),
       daemon_(std::move(daemon)),
+      refusal_patience_(refusal_patience),
       channel_(OpenChannel(socket_path_)),
       service_(v1::WeightBrokerService::NewStub(channel_)),
       admin_service_(v1::WeightBrokerAdminService::NewStub(channel_)) {}
@@ -97,6 +122,7 @@ absl::Status Connection::Reach(Deadline deadline) const {
   // A channel that fails again and again does not say so again.
   constexpr milliseconds kLookInterval(50);
   std::optional<Daemon::Started> started;
+  Refusals refusals(socket_path_, refusal_patience_.value_or(milliseconds::max()));
   bool hurried = false;
   while (true) {
     Deadline look_again = deadline;
@@ -112,6 +138,7 @@ absl::Status Connection::Reach(Deadline deadline) const {
         hurried = false;
       }
       RETURN_IF_ERROR(CheckWorthWaiting());
+      if (refusal_patience_.has_value() && !reached_) RETURN_IF_ERROR(refusals.Look());
       // What has failed before is tried again at once, not when the channel's back-off ends; but once only.
       if (!hurried) grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
       hurried = true;

@@ -37,6 +37,10 @@ struct ConnectionOptions {
   std::string socket_path = {};  // empty: the default
   // Starts a service where none answers. Its socket is the connection's.
   std::optional<DaemonSettings> daemon = std::nullopt;
+  // For how long a socket that nobody listens on is waited for before the connection is there for the first time;
+  // unset: for as long as a call may wait at all. A keeper holds the socket while it replaces its broker, so that
+  // connects are refused only where there is neither: a service that its manager restarts, or that has gone for good.
+  std::optional<std::chrono::milliseconds> refusal_patience = std::nullopt;
 };
 
 class Connection {
@@ -49,8 +53,9 @@ class Connection {
 
   // Waits until a service answers, after starting one if that is wanted and nobody listens. SERVICE_UNAVAILABLE at
   // `deadline`; and at once if this user may not connect, if the path is of something else than a socket, or if there
-  // is no socket and this connection has never had one: then no service is being replaced, there is none.
-  // SERVICE_NOT_STARTED if it could not be started.
+  // is no socket and this connection has never had one: then no service is being replaced, there is none. The same
+  // after `refusal_patience`, if that is set, of a socket that nobody listens on. SERVICE_NOT_STARTED if it could not
+  // be started.
   absl::Status Reach(Deadline deadline) const;
 
   // The same, but a service that has never been there is waited for, too.
@@ -74,13 +79,15 @@ class Connection {
   v1::WeightBrokerAdminService::Stub& admin_service() const { return *admin_service_; }
 
  private:
-  Connection(std::string socket_path, std::optional<Daemon> daemon);
+  Connection(std::string socket_path, std::optional<Daemon> daemon,
+             std::optional<std::chrono::milliseconds> refusal_patience);
 
   absl::Status CheckWorthWaiting() const;
   absl::Status Once(Deadline deadline, const Try& call) const;
 
   const std::string socket_path_;
   const std::optional<Daemon> daemon_;
+  const std::optional<std::chrono::milliseconds> refusal_patience_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::WeightBrokerService::Stub> service_;
   const std::unique_ptr<v1::WeightBrokerAdminService::Stub> admin_service_;

@@ -12,7 +12,7 @@ namespace weightbroker::tool {
 struct AliasFlags {
   std::string alias;
   std::string fingerprint;                          // of what it is to name; with `set`
-  std::optional<std::string> expected_fingerprint;  // that it names now; "none": it must not exist
+  std::optional<std::string> expected_fingerprint;  // that it names now, or digits of it; "none": it must not exist
   bool release_previous = false;
 };
 

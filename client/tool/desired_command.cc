@@ -13,6 +13,7 @@
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/desired/desired_check.h"
 #include "common/desired/desired_request.h"
 #include "common/desired/desired_state.h"
 
@@ -74,6 +75,16 @@ v1::HealthResponse OnlyDesired(const v1::HealthResponse& health) {
 
 }  // namespace
 
+std::string StatusName(const v1::HealthResponse& health) {
+  const bool has_failed = health.has_desired_failure() ||
+                          std::any_of(health.desired_sets().begin(), health.desired_sets().end(),
+                                      [](const auto& set) { return set.state() == v1::DesiredSet::STATE_FAILED; });
+  if (health.status() == v1::HealthResponse::STATUS_LOADING && health.load_count() == 0 && has_failed) {
+    return "INCOMPLETE";
+  }
+  return WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_");
+}
+
 bool HasAllDesired(const v1::HealthResponse& health) {
   return !health.has_desired_failure() &&
          std::all_of(health.desired_sets().begin(), health.desired_sets().end(),
@@ -86,7 +97,9 @@ void PrintDesired(const v1::HealthResponse& health) {
   PrintSets(health);
   PrintAliases(health);
   if (!health.has_desired_failure()) return;
-  printf("the file of --desired was refused, and what was read before is in force: %s [%s]\n",
+  const bool has_some = !health.desired_sets().empty() || !health.desired_aliases().empty();
+  printf("the file of --desired was refused, and %s: %s [%s]\n",
+         has_some ? "what was read before is in force" : "nothing is in force until it is mended and read again",
          OneLine(health.desired_failure().message()).c_str(), health.desired_failure().reason().c_str());
 }
 
@@ -107,7 +120,9 @@ ExitCode RunDesired(const ServiceFlags& service) {
 
 ExitCode RunDesiredCheck(const std::string& file, bool json) {
   const absl::StatusOr<DesiredState> desired = ReadDesiredFile(RealFileSystem(), file);
-  const absl::Status status = desired.ok() ? ToRegisterRequests(*desired, file).status() : desired.status();
+  absl::Status status = desired.status();
+  if (desired.ok()) status.Update(ToRegisterRequests(*desired, file).status());
+  if (desired.ok()) status.Update(CheckModelNames(*desired, file));
   if (!status.ok()) return PrintError(status, json);
   if (json) {
     const nlohmann::ordered_json line = {

@@ -15,6 +15,10 @@ ExitCode RunDesired(const ServiceFlags& service);
 // kDone if `file` is one that a service would take, kRefused otherwise.
 ExitCode RunDesiredCheck(const std::string& file, bool json);
 
+// The service's status as people are told it: INCOMPLETE in place of LOADING where nothing is being loaded, because a
+// set could not be, or because the file was refused.
+std::string StatusName(const v1::HealthResponse& health);
+
 // Whether all that is configured is there, as far as that is known.
 bool HasAllDesired(const v1::HealthResponse& health);
 

@@ -23,7 +23,7 @@ using google::protobuf::util::TimeUtil;
 
 absl::StatusOr<v1::RegisterPlan> Ask(const ServiceFlags& service, const v1::RegisterRequest& request,
                                      client::Deadline deadline) {
-  ASSIGN_OR_RETURN(const auto connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const auto connection, Connect(service));
   v1::RegisterResponse response;
   RETURN_IF_ERROR(connection->Call(deadline, [&](grpc::ClientContext& context) {
     response.Clear();

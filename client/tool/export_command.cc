@@ -22,7 +22,7 @@ using client::Connection;
 using Json = nlohmann::ordered_json;
 
 absl::StatusOr<std::vector<ShardLook>> LookAtSet(const ServiceFlags& service, const SetFlags& flags) {
-  ASSIGN_OR_RETURN(const auto connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const auto connection, Connect(service));
   ASSIGN_OR_RETURN(const v1::WeightSet set, FindResidentSet(*connection, flags, client::DeadlineIn(service.timeout)));
   std::vector<ShardLook> looks;
   for (const int32_t rank : RanksOf(set, flags)) {

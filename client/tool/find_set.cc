@@ -154,6 +154,12 @@ absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set) {
   return Contradiction("environment.torch_version", flags.torch_version, found, set);
 }
 
+absl::StatusOr<v1::WeightSet> FindSetByPrefix(const Connection& connection, const std::string& prefix,
+                                              Deadline deadline) {
+  ASSIGN_OR_RETURN(const v1::ListWeightSetsResponse list, List(connection, deadline));
+  return FindByFingerprint(list, prefix);
+}
+
 absl::StatusOr<v1::WeightSet> FindResidentSet(const Connection& connection, const SetFlags& flags, Deadline deadline) {
   std::string fingerprint = flags.weights;
   const bool is_named = IsFingerprint(flags.weights) || IsAliasName(flags.weights);

@@ -18,7 +18,7 @@ struct SetFlags {
   std::optional<int32_t> rank;
 };
 
-// Whether `weights` can only be the beginning of a fingerprint: models have a ':' or a '/'.
+// Whether `weights` can only be a fingerprint or at least 8 digits of one: models have a ':' or a '/'.
 bool IsFingerprint(const std::string& weights);
 
 // The spec and environment that are meant, with a model.
@@ -30,6 +30,10 @@ bool IsModel(const std::string& weights);
 
 // INVALID_ARGUMENT if `flags` say of the set's spec or environment what is not so, naming the field and both values.
 absl::Status CheckFlagsFit(const SetFlags& flags, const v1::WeightSet& set);
+
+// The set whose fingerprint begins with `prefix`, in whatever state. WEIGHT_SET_UNKNOWN, WEIGHT_SET_AMBIGUOUS.
+absl::StatusOr<v1::WeightSet> FindSetByPrefix(const client::Connection& connection, const std::string& prefix,
+                                              client::Deadline deadline);
 
 // The resident set that is meant. For a fingerprint WEIGHT_SET_UNKNOWN, WEIGHT_SET_AMBIGUOUS, or as CheckFlagsFit; for
 // an alias ALIAS_UNKNOWN or the same; for a model what Export by spec says: NOT_RESIDENT, STILL_LOADING,

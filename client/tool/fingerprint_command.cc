@@ -24,7 +24,7 @@ absl::StatusOr<v1::FingerprintResponse> Fingerprint(const ServiceFlags& service,
     *request.mutable_spec() = SpecOf(flags);
     *request.mutable_environment() = EnvironmentOf(flags);
   }
-  ASSIGN_OR_RETURN(const auto connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const auto connection, Connect(service));
   v1::FingerprintResponse response;
   RETURN_IF_ERROR(connection->Call(client::DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {
     response.Clear();

@@ -60,7 +60,7 @@ void PrintGroups(const RepeatedPtrField<v1::EngineGroup>& groups) {
 }
 
 absl::StatusOr<v1::ListGroupsResponse> List(const ServiceFlags& service) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(service));
   const auto stub = v1::WeightBrokerGroupService::NewStub(connection->channel());
   v1::ListGroupsResponse response;
   RETURN_IF_ERROR(connection->Call(DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {
@@ -70,7 +70,7 @@ absl::StatusOr<v1::ListGroupsResponse> List(const ServiceFlags& service) {
 }
 
 absl::StatusOr<v1::RemoveGroupResponse> Remove(const ServiceFlags& service, const GroupsFlags& flags) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(service));
   const auto stub = v1::WeightBrokerGroupService::NewStub(connection->channel());
   v1::RemoveGroupRequest request;
   request.set_name(flags.remove);

@@ -221,7 +221,7 @@ class CommandLine {
     CLI::App* command = app_.add_subcommand("unregister", "Release a weight set's memory");
     command->add_option("fingerprint", unregister_.fingerprint, "The fingerprint, or at least 8 digits of it")
         ->required()
-        ->check(Utf8());
+        ->check(FingerprintDigits());
     command->add_flag("--force", unregister_.force, "Also while engines hold leases; they keep what they have mapped");
     AddServiceFlags(command);
     command->callback([this] { run_ = [this] { return RunUnregister(service_, unregister_); }; });
@@ -234,7 +234,7 @@ class CommandLine {
     AddAliasName(set);
     set->add_option("fingerprint", alias_.fingerprint, "The fingerprint, or at least 8 digits of it")
         ->required()
-        ->check(Utf8());
+        ->check(FingerprintDigits());
     AddExpected(set);
     set->add_flag("--release_previous", alias_.release_previous,
                   "Release what it named before, once the last lease on that has ended");
@@ -269,14 +269,15 @@ class CommandLine {
   }
 
   void AddAliasName(CLI::App* command) {
-    command->add_option("alias", alias_.alias, "The name, NAME@TAG, as llama@live")->required()->check(Utf8());
+    command->add_option("alias", alias_.alias, "The name, NAME@TAG, as llama@live")->required()->check(AliasName());
   }
 
   void AddExpected(CLI::App* command) {
     command
         ->add_option("--expected", alias_.expected_fingerprint,
-                     "The whole fingerprint that it must name now, or \"none\"; else nothing is changed")
-        ->check(Utf8());
+                     "The fingerprint that it must name now, or at least 8 digits of it, or \"none\"; else nothing "
+                     "is changed")
+        ->check(FingerprintDigitsOrNone());
   }
 
   // Which weights a command is about, where a fingerprint says it or a model and what goes with it.
@@ -350,7 +351,7 @@ class CommandLine {
         command
             ->add_option("fingerprint", scrub_.fingerprint,
                          "The fingerprint, or at least 8 digits of it; default: all that is resident")
-            ->check(Utf8());
+            ->check(FingerprintDigits());
     command->add_option("--rank", scrub_.rank, "One rank; default: all that the service holds")
         ->check(WholeNumberFrom(0))
         ->needs(fingerprint);

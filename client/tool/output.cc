@@ -28,6 +28,16 @@ void PrintParts(const std::string& message, const std::string& reason,
   printf("%s\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
 }
 
+// Empty for what no JSON can hold.
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "";
+  return json;
+}
+
 }  // namespace
 
 ExitCode ExitCodeFor(const absl::Status& status) {
@@ -47,11 +57,13 @@ ExitCode PrintError(const Status& status, bool json) {
 }
 
 void PrintJson(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  if (google::protobuf::util::MessageToJsonString(message, &json, options).ok()) printf("%s\n", json.c_str());
+  if (const std::string json = ToJson(message); !json.empty()) printf("%s\n", json.c_str());
+}
+
+void PrintJsonWith(const google::protobuf::Message& message, const std::string& key, const std::string& value) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(ToJson(message), nullptr, /*allow_exceptions=*/false);
+  json[key] = value;
+  printf("%s\n", json.dump().c_str());
 }
 
 }  // namespace weightbroker::tool

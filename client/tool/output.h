@@ -23,5 +23,7 @@ ExitCode PrintError(const Status& status, bool json);
 // Protobuf's JSON mapping on one line, fields named as in the .proto files. Those with their default value are there,
 // too, but for messages that are absent.
 void PrintJson(const google::protobuf::Message& message);
+// The same with one more key, of what the tool knows besides.
+void PrintJsonWith(const google::protobuf::Message& message, const std::string& key, const std::string& value);
 
 }  // namespace weightbroker::tool

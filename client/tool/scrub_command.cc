@@ -113,7 +113,7 @@ absl::StatusOr<Shards> Scrub(const Connection& connection, const ScrubFlags& fla
 }  // namespace
 
 ExitCode RunScrub(const ServiceFlags& service, const ScrubFlags& flags) {
-  const auto connection = Connection::Open({.socket_path = service.socket});
+  const auto connection = Connect(service);
   if (!connection.ok()) return PrintError(connection.status(), service.json);
   const absl::StatusOr<Shards> shards = Scrub(**connection, flags, service);
   if (!shards.ok()) return PrintError(shards.status(), service.json);

@@ -144,7 +144,7 @@ void PrintGpus(const v1::HealthResponse& health) {
 // Connects, makes one unary call, and prints its response with `print`.
 template <typename Response, typename Call, typename Print>
 ExitCode RunUnary(const ServiceFlags& flags, Call call, Print print) {
-  const auto connection = Connection::Open({.socket_path = flags.socket});
+  const auto connection = Connect(flags);
   if (!connection.ok()) return PrintError(connection.status(), flags.json);
   Response response;
   const absl::Status status = (*connection)->Call(DeadlineIn(flags.timeout), [&](grpc::ClientContext& context) {
@@ -192,7 +192,7 @@ absl::Status NotLoadedInTime(const RegisterFlags& flags, const LoadProgress& las
 }
 
 absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const RegisterFlags& flags) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(service));
   ProgressPrinter progress;
   LoadProgress last;
   absl::StatusOr<v1::WeightSet> set = client::RegisterAndWait(
@@ -208,15 +208,20 @@ absl::StatusOr<v1::WeightSet> Register(const ServiceFlags& service, const Regist
 }
 
 absl::StatusOr<v1::UnregisterResponse> Unregister(const ServiceFlags& service, const v1::UnregisterRequest& request) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(service));
   return client::UnregisterOnce(*connection, request, DeadlineIn(service.timeout));
 }
 
 }  // namespace
 
+absl::StatusOr<std::shared_ptr<Connection>> Connect(const ServiceFlags& service) {
+  constexpr std::chrono::milliseconds kRefusalPatience(1000);
+  return Connection::Open({.socket_path = service.socket, .refusal_patience = kRefusalPatience});
+}
+
 void PrintHealth(const v1::HealthResponse& health) {
   const std::string limit = health.memory_limit_bytes() > 0 ? FormatBytes(health.memory_limit_bytes()) : "none";
-  printf("%s", FormatTable({{"status", WithoutPrefix(v1::HealthResponse::Status_Name(health.status()), "STATUS_")},
+  printf("%s", FormatTable({{"status", StatusName(health)},
                             {"version", health.version()},
                             {"process", absl::StrCat(health.process_id())},
                             {"since", TimeUtil::ToString(health.start_time())},
@@ -237,7 +242,7 @@ void PrintHealth(const v1::HealthResponse& health) {
 }
 
 absl::StatusOr<v1::HealthResponse> AskHealth(const ServiceFlags& service) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connection::Open({.socket_path = service.socket}));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connect(service));
   v1::HealthResponse response;
   RETURN_IF_ERROR(connection->Call(DeadlineIn(service.timeout), [&](grpc::ClientContext& context) {
     return connection->service().Health(&context, {}, &response);

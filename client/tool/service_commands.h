@@ -2,10 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/src/connection.h"
 #include "client/tool/output.h"
 #include "weightbroker/v1/types.pb.h"
 #include "weightbroker/v1/weight_broker_service.pb.h"
@@ -18,6 +20,10 @@ struct ServiceFlags {
   bool json = false;
   std::chrono::milliseconds timeout{10'000};
 };
+
+// A connection to it. A person who waits should read soon that a socket is all that is left of a service, so it is
+// waited for no longer than a service takes that is being restarted. Fails as Connection::Open.
+absl::StatusOr<std::shared_ptr<client::Connection>> Connect(const ServiceFlags& service);
 
 struct RegisterFlags {
   std::string model;

@@ -8,10 +8,11 @@
 
 #include "client/tool/desired_command.h"
 #include "client/tool/format.h"
-#include "common/base/strings.h"
 
 namespace weightbroker::tool {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The names of sets and aliases that are not as configured.
 std::vector<std::string> MissingDesired(const v1::HealthResponse& health) {
@@ -25,25 +26,44 @@ std::vector<std::string> MissingDesired(const v1::HealthResponse& health) {
   return missing;
 }
 
+// Why the last attempt at each of them failed that has failed and is not there.
+Json DesiredFailures(const v1::HealthResponse& health) {
+  Json failures = Json::array();
+  for (const v1::DesiredSet& set : health.desired_sets()) {
+    if (!set.has_failure()) continue;
+    failures.push_back({{"set", set.name()}, {"reason", set.failure().reason()}, {"message", set.failure().message()}});
+  }
+  return failures;
+}
+
+// Why the file of --desired was refused when it was last read; null if it was not.
+Json DesiredFailure(const v1::HealthResponse& health) {
+  if (!health.has_desired_failure()) return nullptr;
+  const v1::Failure& failure = health.desired_failure();
+  return {{"reason", failure.reason()}, {"message", failure.message()}};
+}
+
 }  // namespace
 
 ExitCode RunStatus(const ServiceFlags& service) {
   const absl::StatusOr<v1::HealthResponse> health = AskHealth(service);
   if (!health.ok()) return PrintError(health.status(), service.json);
   const bool ready = health->status() == v1::HealthResponse::STATUS_READY;
-  const std::string status = WithoutPrefix(v1::HealthResponse::Status_Name(health->status()), "STATUS_");
+  const std::string status = StatusName(*health);
   const auto resident =
       std::count_if(health->weight_sets().begin(), health->weight_sets().end(),
                     [](const v1::WeightSet& set) { return set.state() == v1::WEIGHT_SET_STATE_RESIDENT; });
   if (service.json) {
-    printf("%s\n", nlohmann::ordered_json{{"ok", true},
-                                          {"ready", ready},
-                                          {"status", status},
-                                          {"resident_sets", resident},
-                                          {"leases", health->lease_count()},
-                                          {"loads", health->load_count()},
-                                          {"desired_sets", health->desired_sets_size()},
-                                          {"missing", MissingDesired(*health)}}
+    printf("%s\n", Json{{"ok", true},
+                        {"ready", ready},
+                        {"status", status},
+                        {"resident_sets", resident},
+                        {"leases", health->lease_count()},
+                        {"loads", health->load_count()},
+                        {"desired_sets", health->desired_sets_size()},
+                        {"missing", MissingDesired(*health)},
+                        {"failures", DesiredFailures(*health)},
+                        {"desired_failure", DesiredFailure(*health)}}
                        .dump()
                        .c_str());
   } else {

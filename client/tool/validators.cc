@@ -2,6 +2,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/tool/find_set.h"
+#include "common/base/alias_name.h"
 #include "common/base/quote.h"
 
 namespace weightbroker::tool {
@@ -31,6 +33,30 @@ CLI::Validator Utf8() {
     if (ToUtf8(text) == text) return {};
     return absl::StrCat(Quote(text), " is not UTF-8");
   };
+  return CLI::Validator(check, "");
+}
+
+namespace {
+
+std::string CheckFingerprint(const std::string& text) {
+  if (IsFingerprint(text)) return {};
+  return absl::StrCat(Quote(text), " is no fingerprint, of which 8 to 64 lower-case hexadecimal digits are needed");
+}
+
+}  // namespace
+
+CLI::Validator FingerprintDigits() { return CLI::Validator(CheckFingerprint, ""); }
+
+CLI::Validator FingerprintDigitsOrNone() {
+  const auto check = [](const std::string& text) -> std::string {
+    const std::string fault = text == "none" ? "" : CheckFingerprint(text);
+    return fault.empty() ? fault : absl::StrCat(fault, R"(, nor "none")");
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator AliasName() {
+  const auto check = [](const std::string& text) { return std::string(CheckAliasName(text).message()); };
   return CLI::Validator(check, "");
 }
 

@@ -17,4 +17,13 @@ CLI::Validator Seconds();
 // Text that a request can hold.
 CLI::Validator Utf8();
 
+// The beginning of a fingerprint, or all of it.
+CLI::Validator FingerprintDigits();
+
+// The same, or the word "none".
+CLI::Validator FingerprintDigitsOrNone();
+
+// NAME@TAG.
+CLI::Validator AliasName();
+
 }  // namespace weightbroker::tool

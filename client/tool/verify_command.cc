@@ -84,7 +84,7 @@ class Verification {
 
  private:
   Status Find() {
-    const auto connection = Connection::Open({.socket_path = service_.socket});
+    const auto connection = Connect(service_);
     if (!connection.ok()) return ToPublic(connection.status());
     auto set = FindResidentSet(**connection, flags_.set, client::DeadlineIn(service_.timeout));
     if (!set.ok()) return ToPublic(set.status());

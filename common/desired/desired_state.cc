@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "common/base/alias_name.h"
 #include "common/base/error.h"
 #include "common/base/json.h"
@@ -305,8 +306,9 @@ absl::StatusOr<DesiredState> ParseDesiredState(std::string_view text, const std:
 absl::StatusOr<DesiredState> ReadDesiredFile(FileSystem& files, const std::string& path) {
   const auto text = files.ReadSmallFile(path, kMaxFileBytes);
   if (!text.ok()) {
-    return DesiredStateError(path, "", std::string(text.status().message()), "no file that can be read",
-                             absl::StrCat("a file of at most ", kMaxFileBytes, " bytes"));
+    const std::string prefix = absl::StrCat(path, ": ");  // the file system names the file, too
+    return DesiredStateError(path, "", std::string(absl::StripPrefix(text.status().message(), prefix)),
+                             "no file that can be read", absl::StrCat("a file of at most ", kMaxFileBytes, " bytes"));
   }
   return ParseDesiredState(*text, path);
 }

@@ -1,5 +1,6 @@
 #include "server/broker/broker.h"
 
+#include <google/protobuf/util/time_util.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/base/strings.h"
+#include "common/desired/desired_check.h"
 #include "common/identity/fingerprint.h"
 #include "common/memory/host_slab.h"
 #include "server/broker/admin_service.h"
@@ -116,6 +118,7 @@ struct Broker::Parts {
                     .file = options.desired_file,
                     .files = options.file_system,
                     .clock = options.clock,
+                    .check = [this](const auto& state) { return CheckDesiredModels(state); },
                     .find_fingerprint = [this](const auto& request) { return FindWantedFingerprint(context, request); },
                     .load = [this](const auto& request) { return LoadSet(context, request); },
                     .on_failure = [this](const std::string& reason) { metrics.CountDesiredFailure(reason); },
@@ -159,6 +162,12 @@ struct Broker::Parts {
             .access = options.access,
             .call_deadline = options.caps.call_deadline,
             .find_peer = [this](const std::string& grpc_peer) { return peers.Find(grpc_peer); }};
+  }
+
+  absl::Status CheckDesiredModels(const DesiredState& state) const {
+    std::vector<std::string> roots;
+    for (const ModelRoot& root : resolver.roots()) roots.push_back(root.name);
+    return CheckModelRoots(state, roots, options.desired_file);
   }
 
   HealthFacts::Facts ReadFacts() {
@@ -217,7 +226,7 @@ struct Broker::Parts {
     metrics.CountEviction(bytes);
     LogFields fields = DescribeForLog(set);
     fields.emplace_back("model", set.spec().model());
-    fields.emplace_back("last_use", absl::StrCat(set.last_use_time().seconds()));
+    fields.emplace_back("last_use", google::protobuf::util::TimeUtil::ToString(set.last_use_time()));
     Log(LogLevel::kInfo, "set.evicted", fields);
   }
 

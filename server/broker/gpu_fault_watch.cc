@@ -28,6 +28,7 @@ GpuFaultWatch::~GpuFaultWatch() {
 void GpuFaultWatch::Run() {
   auto events = open_();
   if (!events.ok()) return GiveUp(events.status());
+  if (*events == nullptr) return;
   if (const std::string unwatched = (*events)->unwatched(); !unwatched.empty()) {
     GiveUp(MakeError(Reason::kGpuUnavailable, absl::StrCat("these GPUs report none: ", unwatched)));
   }

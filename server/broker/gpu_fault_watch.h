@@ -19,8 +19,8 @@ class GpuFaultWatch {
  public:
   using Open = std::function<absl::StatusOr<std::unique_ptr<GpuEventSource>>()>;
 
-  // Does nothing, and is not unwatched, without `open`. `on_fault` is called from the watch's thread for each event
-  // that means damage.
+  // Does nothing, and is not unwatched, without `open` or where that gives no source: there is no GPU to watch then.
+  // `on_fault` is called from the watch's thread for each event that means damage.
   GpuFaultWatch(Open open, std::function<void(const GpuEvent&)> on_fault);
   ~GpuFaultWatch();
   GpuFaultWatch(const GpuFaultWatch&) = delete;

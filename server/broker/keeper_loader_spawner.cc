@@ -22,7 +22,7 @@ class KeptLoader : public LoaderProcess {
   KeptLoader(KeeperLoader loader, KeeperLoaderSpawner::DetachFunction detach)
       : pid_(loader.pid), pidfd_(std::move(loader.pidfd)), end_(std::move(loader.end)), detach_(std::move(detach)) {}
   ~KeptLoader() override {
-    if (!detached_) KillIt();
+    if (!detached_) SendKill();
   }
 
   absl::Status Detach() override {
@@ -33,7 +33,11 @@ class KeptLoader : public LoaderProcess {
   }
 
   // Where the loader is in a PID namespace that this process may not signal into, the closed control socket ends it.
-  void Kill() override { KillIt(); }
+  void Kill(const std::string& cause) override {
+    if (!WaitForEnd(std::chrono::milliseconds(0)).empty()) return;
+    LogKill(pid_, cause);
+    SendKill();
+  }
 
   std::string WaitForEnd(std::chrono::milliseconds timeout) override {
     const std::optional<int> wait_status = end_->Wait(timeout);
@@ -41,7 +45,7 @@ class KeptLoader : public LoaderProcess {
   }
 
  private:
-  void KillIt() { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
+  void SendKill() { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
 
   const pid_t pid_;
   const UniqueFd pidfd_;

@@ -60,8 +60,7 @@ absl::StatusOr<MemoryPlan> PlanLoad(const Registry& registry, LoaderSpawner& spa
                                     const internal::v1::LoadRequest& request, std::chrono::milliseconds timeout) {
   ASSIGN_OR_RETURN(const SpawnedLoader loader, spawner.Spawn(request));
   absl::StatusOr<MemoryPlan> plan = AwaitPlan(registry, loader, request, timeout);
-  loader.process->Kill();  // it waits for leave to allocate
-  loader.process->WaitForEnd(kExitGrace);
+  EndLoader(*loader.process, !plan.ok(), "its plan is all that was wanted", kExitGrace);
   return plan;
 }
 

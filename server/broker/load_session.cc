@@ -38,8 +38,8 @@ LoadSession::LoadSession(std::shared_ptr<Registry> registry, WeightSetRef set, S
 absl::Status LoadSession::Run() {
   absl::Status result = Converse();
   if (!result.ok()) {
-    process_->Kill();  // it may be at work still, with memory that nobody will take
-    process_->WaitForEnd(kExitGrace);
+    // One that is at work still has memory that nobody will take.
+    EndLoader(*process_, loader_failed_, absl::StrCat("the load has failed: ", result.message()), kExitGrace);
     MutexLock lock(mutex_);
     return cancelled_.ok() ? result : cancelled_;
   }
@@ -50,7 +50,7 @@ absl::Status LoadSession::Run() {
 void LoadSession::Cancel(const absl::Status& cause) {
   MutexLock lock(mutex_);
   if (cancelled_.ok()) cancelled_ = cause;
-  if (!handed_over_) process_->Kill();
+  if (!handed_over_) process_->Kill(absl::StrCat("the load is ended: ", cause.message()));
 }
 
 // What a loader sent before it was killed can be received still: the shards of a load that has been cancelled must not
@@ -71,6 +71,7 @@ absl::Status LoadSession::Converse() {
     switch (event.event_case()) {
       case LoadEvent::kFailed: {
         const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
+        loader_failed_ = !failure.ok();
         return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
       }
       case LoadEvent::kPlanned:

@@ -66,6 +66,7 @@ class LoadSession {
   MemoryPlan plan_;
   internal::v1::LoadReport report_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // handed over so far, by rank
+  bool loader_failed_ = false;                        // it has said so, and ends by itself
   std::chrono::steady_clock::time_point last_progress_;
   std::chrono::steady_clock::time_point last_logged_;
 

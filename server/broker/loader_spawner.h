@@ -7,6 +7,8 @@
 // Spawn is thread-safe.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -23,8 +25,9 @@ class LoaderProcess {
  public:
   virtual ~LoaderProcess() = default;
 
-  // Ends it at once. Harmless if it has ended.
-  virtual void Kill() = 0;
+  // Ends it at once, and says in the log that this was done, and why: elsewhere in the log stands only that it was
+  // killed. Nothing if it has ended.
+  virtual void Kill(const std::string& cause) = 0;
 
   // From now on it lives until its control socket is closed everywhere, or until its spawner's own end: neither the end
   // of this object nor, where a keeper spawned it, of this broker kills it. KEEPER_REFUSED if it has ended.
@@ -32,7 +35,15 @@ class LoaderProcess {
 
   // Waits at most `timeout` until it ends, and says how for people; empty if it still runs or nobody knows.
   virtual std::string WaitForEnd(std::chrono::milliseconds timeout) = 0;
+
+ protected:
+  // For Kill.
+  static void LogKill(pid_t pid, const std::string& cause);
 };
+
+// Has a loader that is of no more use end: one that `has_said_so`, since it has failed by itself, in its own time, any
+// other at once, for `cause`. Returns when it has ended, or after `grace`.
+void EndLoader(LoaderProcess& loader, bool has_said_so, const std::string& cause, std::chrono::milliseconds grace);
 
 struct SpawnedLoader {
   UniqueFd control_socket;  // the broker's end

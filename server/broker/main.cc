@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <map>
@@ -27,6 +28,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
+#include "common/desired/desired_check.h"
 #include "common/keeper/client.h"
 #include "common/memory/host_memory.h"
 #include "common/plan/architecture.h"
@@ -145,6 +147,15 @@ absl::StatusOr<std::map<std::string, std::string>> ReadArchitectures(const std::
   return texts;
 }
 
+// Nothing where no GPU is served, for whatever reason: that is in the log already, as gpu.none.
+absl::StatusOr<std::unique_ptr<GpuEventSource>> OpenEventsOf(DeviceCatalog& devices) {
+  const std::vector<ServedDevice> served = devices.Served();
+  const bool has_gpu =
+      std::any_of(served.begin(), served.end(), [](const ServedDevice& device) { return device.name != kHostDevice; });
+  if (!has_gpu) return std::unique_ptr<GpuEventSource>();
+  return OpenNvmlEvents();
+}
+
 BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around, DeviceCatalog* devices) {
   BrokerOptions options;
   for (const ConfiguredModelRoot& root : config.model_roots) options.model_roots.push_back({root.name, root.path});
@@ -165,7 +176,7 @@ BrokerOptions MakeOptions(const BrokerConfig& config, const Surroundings& around
   options.desired_file = config.desired_file;
   options.metrics_port = config.metrics_port;
   options.access = config.access;
-  if (config.devices != std::vector<std::string>{kHostDevice}) options.open_gpu_events = OpenNvmlEvents;
+  options.open_gpu_events = [devices] { return OpenEventsOf(*devices); };
   options.scrub_interval = config.scrub_interval;
   options.scrub_bytes_per_second = config.scrub_bytes_per_second;
   options.caps = {.connections_per_uid = config.max_connections_per_uid,
@@ -252,6 +263,16 @@ absl::Status Serve(const BrokerConfig& config) {
                    "the keeper has gone: engines go on with what they have mapped; start the service anew");
 }
 
+// Of --check_config: what the start would say of the desired state, and the configuration's own reader does not know,
+// which has no protobuf.
+absl::StatusOr<BrokerConfig> CheckDesired(absl::StatusOr<BrokerConfig> config) {
+  if (!config.ok() || !config->check_config || config->desired_file.empty()) return config;
+  std::vector<std::string> roots;
+  for (const ConfiguredModelRoot& root : config->model_roots) roots.push_back(root.name);
+  RETURN_IF_ERROR(CheckDesiredFile(RealFileSystem(), config->desired_file, roots));
+  return config;
+}
+
 int Run(const BrokerConfig& config) {
   SetLogLevel(config.log_level);
   SetLogFormat(config.log_format);
@@ -272,7 +293,7 @@ int Run(const BrokerConfig& config) {
 int main(int argc, char** argv) {
   weightbroker::SetLogProgram("broker");
   weightbroker::BlockSignals();
-  const auto config = weightbroker::ParseBrokerConfig(argc, argv);
+  const auto config = weightbroker::CheckDesired(weightbroker::ParseBrokerConfig(argc, argv));
   if (const auto code = weightbroker::AnswerWithoutServing(weightbroker::kProgram, config); code.has_value()) {
     return *code;
   }

@@ -9,9 +9,11 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -369,6 +371,35 @@ void Metrics::CountRpc(RpcMethod method, absl::StatusCode code) {
   rpc_counters_[static_cast<size_t>(method)][code_index]->Increment();
 }
 
+namespace {
+
+// Why nothing can listen there; 0 if it could now.
+int ErrnoOfListening(int port) {
+  const UniqueFd probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) return errno;
+  const int reuse = 1;  // as the server does: a port whose connections are but being forgotten is free
+  setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? 0 : errno;
+}
+
+absl::Status NotServable(const std::string& address, int port) {
+  const int error = ErrnoOfListening(port);
+  std::string why = error == 0 ? "why is not known, and it was free a moment later" : strerror(error);
+  if (error == EADDRINUSE) why = "another program has the port, maybe another service";
+  return MakeError(
+      Reason::kSystemError,
+      absl::StrCat("metrics cannot be served on ", address, " (--metrics_address): ", why,
+                   "; give this service another port (--metrics_address=127.0.0.1:PORT), or none "
+                   "(--metrics_address=)"),
+      {{"address", address}, {"flag", "metrics_address"}, {"errno", error == 0 ? "" : strerrorname_np(error)}});
+}
+
+}  // namespace
+
 absl::StatusOr<int> Metrics::Serve(int port) {
   const std::string address = absl::StrCat("127.0.0.1:", port);
   try {
@@ -377,12 +408,9 @@ absl::StatusOr<int> Metrics::Serve(int port) {
     exposer_->RegisterCollectable(gauges_);
     port_ = exposer_->GetListeningPorts().at(0);
     return port_;
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {  // it says "null context", whatever the kernel has said
     exposer_ = nullptr;
-    return MakeError(Reason::kSystemError,
-                     absl::StrCat("metrics cannot be served on ", address, " (", error.what(),
-                                  "): is the port taken? choose another"),
-                     {{"address", address}});
+    return NotServable(address, port);
   }
 }
 

@@ -20,9 +20,11 @@ class ChildLoader : public LoaderProcess {
  public:
   explicit ChildLoader(ChildProcess child) : pidfd_(child.pidfd()), child_(std::move(child)) {}
 
-  void Kill() override {
+  void Kill(const std::string& cause) override {
+    if (!WaitForEnd(std::chrono::milliseconds(0)).empty()) return;
     MutexLock lock(mutex_);
-    (void)child_.Kill(SIGKILL);  // one that has ended already needs none
+    LogKill(child_.pid(), cause);
+    (void)child_.Kill(SIGKILL);
   }
 
   // A child dies with its ChildProcess, which its exporter has by then; and with this broker, since nothing outlives

@@ -51,8 +51,12 @@ Publication::ShardOr Publication::Run(LoaderSpawner& spawner, const internal::v1
   }
   if (pending.has_value()) Reject(*std::move(pending), shard.status());
   if (process_ == nullptr) return shard;
-  if (!shard.ok()) process_->Kill();
-  if (!shard.ok() || (*shard)->exporter == nullptr) process_->WaitForEnd(kExitGrace);
+  if (!shard.ok()) {
+    EndLoader(*process_, loader_failed_, absl::StrCat("the publication has ended: ", shard.status().message()),
+              kExitGrace);
+  } else if ((*shard)->exporter == nullptr) {
+    process_->WaitForEnd(kExitGrace);
+  }
   process_.reset();
   return shard;
 }
@@ -89,6 +93,7 @@ Publication::ShardOr Publication::StartAndFollow(LoaderSpawner& spawner, const i
         return OnSealed(event.sealed(), std::move(fds));
       case LoadEvent::kFailed: {
         const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
+        loader_failed_ = !failure.ok();
         return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
       }
       default:
@@ -269,7 +274,7 @@ void Publication::End(const absl::Status& cause) {
     if (committed_ || !ended_.ok()) return;
     ended_ = cause;
     pending = TakePending();
-    if (loader_ != nullptr) loader_->Kill();
+    if (loader_ != nullptr) loader_->Kill(absl::StrCat("the publication is ended: ", cause.message()));
   }
   if (pending.has_value()) Reject(*std::move(pending), cause);
 }

@@ -126,7 +126,8 @@ class Publication {
   // Of Run's thread alone.
   int control_fd_ = -1;
   std::shared_ptr<LoaderProcess> process_;
-  int64_t filled_bytes_ = 0;  // reported so far
+  bool loader_failed_ = false;  // it has said so, and ends by itself
+  int64_t filled_bytes_ = 0;    // reported so far
 
   mutable Mutex mutex_;
   UniqueFd control_socket_ ABSL_GUARDED_BY(mutex_);                // to the loader, while Run runs

@@ -55,6 +55,7 @@ Reconciler::~Reconciler() {
 absl::StatusOr<Reconciler::Desired> Reconciler::Parse() const {
   ASSIGN_OR_RETURN(const DesiredState state, ReadDesiredFile(*options_.files, options_.file));
   ASSIGN_OR_RETURN(std::vector<v1::RegisterRequest> requests, ToRegisterRequests(state, options_.file));
+  if (options_.check) RETURN_IF_ERROR(options_.check(state));
   Desired desired;
   std::map<std::string, size_t> by_name;
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -31,11 +31,15 @@
 
 namespace weightbroker {
 
+struct DesiredState;
+
 struct ReconcilerOptions {
   std::shared_ptr<Registry> registry;
   std::string file;                       // of --desired; empty: nothing is wanted, and there is no thread
   FileSystem* files = &RealFileSystem();  // must outlive the reconciler, as what stands below
   const Clock* clock = &RealClock();
+  // What is to be said of the file beyond its form, as that its models lie under no root of this service; may be empty.
+  std::function<absl::Status(const DesiredState& state)> check = {};
   // The fingerprint that a request has, and its load begun or joined: see wanted_set.h. Both may block.
   std::function<absl::StatusOr<std::string>(const v1::RegisterRequest& request)> find_fingerprint;
   std::function<absl::StatusOr<WeightSetRef>(const v1::RegisterRequest& request)> load;

@@ -35,11 +35,11 @@ absl::Status IllegalMove(const WeightSetEntry& set, v1::WeightSetState from, v1:
       {{"fingerprint", set.fingerprint().hash}, {"from", StateName(from)}, {"to", StateName(to)}});
 }
 
-absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view) {
+absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view, const std::string& advice) {
   return MakeError(
       Reason::kStillLoading,
       absl::StrCat("weight set ", set.fingerprint().hash, " is still being loaded: ", StateName(view.state), ", ",
-                   view.done_bytes, " of ", view.total_bytes, " bytes; call Register with wait to see it through"),
+                   view.done_bytes, " of ", view.total_bytes, " bytes; ", advice),
       {{"fingerprint", set.fingerprint().hash},
        {"state", StateName(view.state)},
        {"done_bytes", absl::StrCat(view.done_bytes)},
@@ -453,7 +453,8 @@ std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const 
 absl::StatusOr<size_t> Registry::FindShard(const WeightSetEntry& set, int32_t rank,
                                            const std::vector<v1::HandleKind>& kinds) const {
   if (draining_) return DrainingError();
-  if (IsLoading(set.state_)) return StillLoadingError(set, ViewLocked(set));
+  if (IsLoading(set.state_))
+    return StillLoadingError(set, ViewLocked(set), "call Register with wait to see it through");
   if (set.state_ != v1::WEIGHT_SET_STATE_RESIDENT) return NotResidentError(set, ViewLocked(set));
   const auto found =
       std::find_if(set.shards_.begin(), set.shards_.end(), [rank](const auto& shard) { return shard->rank == rank; });

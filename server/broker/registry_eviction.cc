@@ -34,6 +34,38 @@ absl::Status NotFreeYet(const absl::Status& status, size_t evicted) {
                    GetErrorDetails(status).metadata);
 }
 
+// The most that weight sets may have there by a flag, or that a GPU has; 0 where neither says.
+int64_t MostBytes(const RegistryOptions& options, const std::string& device, const DeviceMemory& memory) {
+  if (device == kHostDevice) return options.memory_limit_bytes;
+  const int64_t limit_bytes = options.device_memory_limit.Of(memory.total_bytes);
+  return limit_bytes > 0 ? limit_bytes : memory.total_bytes;
+}
+
+// What would have them fit that is no matter of other weight sets.
+std::string MoreMemory(const std::string& limited_by) {
+  if (limited_by == "memory_limit" || limited_by == "device_memory_limit") return absl::StrCat("raise --", limited_by);
+  if (limited_by == "cgroup") return "raise the cgroup's limit";
+  return "end a process that holds memory there";
+}
+
+std::string WhatToDo(const DeviceRoom& room, int64_t most_bytes, bool evicts_idle) {
+  if (most_bytes > 0 && room.need_bytes > most_bytes) {
+    const bool has_limit = room.device == kHostDevice || room.limited_by == "device_memory_limit";
+    const std::string flag = room.device == kHostDevice ? "--memory_limit" : "--device_memory_limit";
+    return absl::StrCat("by themselves they exceed the ", most_bytes,
+                        " bytes that there are at most, and no other set's "
+                        "release would help: ",
+                        has_limit ? absl::StrCat("raise ", flag, ", or ") : "", "have fewer of their ranks here");
+  }
+  if (room.reserved_bytes == 0) {
+    return absl::StrCat("no other weight set has any of it whose release would help: ", MoreMemory(room.limited_by));
+  }
+  return absl::StrCat(evicts_idle ? "none that could be evicted make enough room: unregister one"
+                                  : "none is evicted for them (--eviction=refuse): unregister one, start the service "
+                                    "with --eviction=idle",
+                      ", or ", MoreMemory(room.limited_by));
+}
+
 }  // namespace
 
 void Registry::NoteUse(WeightSetEntry& set) {
@@ -127,20 +159,22 @@ absl::Status Registry::CheckAllMemory(const BytesNeeded& need, const MemoryByDev
                                                    {"need_bytes", absl::StrCat(need_bytes)},
                                                    {"have_bytes", absl::StrCat(room.have_bytes)},
                                                    {"reserved_bytes", absl::StrCat(room.reserved_bytes)},
-                                                   {"limited_by", room.limited_by}};
+                                                   {"limited_by", room.limited_by},
+                                                   {"eviction", options_.evicts_idle ? "idle" : "refuse"}};
+    const int64_t most_bytes = MostBytes(options_, device, there);
+    if (most_bytes > 0) metadata["limit_bytes"] = absl::StrCat(most_bytes);
     if (!there.holders.empty()) metadata["holders"] = there.holders;
     const std::string sets = DescribeHolders(device);
     if (!sets.empty()) metadata["weight_sets"] = sets;
-    return MakeError(
-        Reason::kMemoryExhausted,
-        absl::StrCat(
-            "the weights need ", need_bytes, " bytes on ", device, " but only ", room.have_bytes,
-            " are to be had (limited by ", room.limited_by, "; ", room.reserved_bytes,
-            " are taken by other weight sets", sets.empty() ? "" : absl::StrCat(": ", sets),
-            there.holders.empty() ? "" : absl::StrCat("; processes there: ", there.holders), "): ",
-            options_.evicts_idle ? "none that could be evicted make enough room; unregister one" : "unregister one",
-            ", or raise the limit"),
-        metadata);
+    return MakeError(Reason::kMemoryExhausted,
+                     absl::StrCat("the weights need ", need_bytes, " bytes on ", device, " but only ", room.have_bytes,
+                                  " are to be had (limited by ", room.limited_by,
+                                  most_bytes > 0 ? absl::StrCat(", at most ", most_bytes, " for all weight sets") : "",
+                                  "; ", room.reserved_bytes, " are taken by other weight sets",
+                                  sets.empty() ? "" : absl::StrCat(": ", sets),
+                                  there.holders.empty() ? "" : absl::StrCat("; processes there: ", there.holders),
+                                  "): ", WhatToDo(room, most_bytes, options_.evicts_idle)),
+                     metadata);
   }
   return absl::OkStatus();
 }

@@ -25,6 +25,7 @@ std::map<std::string, int64_t> BytesByDevice(const MemoryPlan& plan);
 absl::Status CheckPlan(const MemoryPlan& plan);
 
 absl::Status QuarantinedError(const WeightSetEntry& set, int32_t rank, const std::string& why);
-absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view);
+// `advice` is what is to be done.
+absl::Status StillLoadingError(const WeightSetEntry& set, const WeightSetView& view, const std::string& advice);
 
 }  // namespace weightbroker::registry_internal

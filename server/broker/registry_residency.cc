@@ -234,7 +234,12 @@ absl::StatusOr<Registry::Released> Registry::ReleaseWith(LeasePolicy policy, con
     while (set->vault_is_busy_) vault_done_.Wait(mutex_);
     if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotLeased(*set));
     if (policy == LeasePolicy::kRefuse) RETURN_IF_ERROR(CheckNotAliased(*set));
-    if (IsLoading(set->state_)) return StillLoadingError(*set, ViewLocked(*set));
+    if (IsLoading(set->state_)) {
+      const bool by_force = policy == LeasePolicy::kEnd;
+      return StillLoadingError(*set, ViewLocked(*set),
+                               by_force ? "its load could not be ended just now: try again"
+                                        : "wait until it is resident, or use force, which ends the load");
+    }
     aliases = DropAliasesOf(*set);
     if (set->state_ == v1::WEIGHT_SET_STATE_RESIDENT) Move(*set, v1::WEIGHT_SET_STATE_DRAINING, &callbacks);
     released.set = DescribeLocked(*set);

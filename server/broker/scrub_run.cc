@@ -16,6 +16,7 @@ using internal::v1::LoadEvent;
 using internal::v1::ScrubResult;
 
 constexpr std::chrono::milliseconds kExitGrace(2000);
+constexpr char kCancelledCause[] = "the scrub is ended";
 
 absl::Status Cancelled() { return MakeError(Reason::kCancelled, "the scrub was ended before it had read everything"); }
 
@@ -31,7 +32,10 @@ absl::StatusOr<ScrubResult> ScrubRun::Run(LoaderSpawner& spawner, const std::fun
     MutexLock lock(mutex_);
     process = std::exchange(process_, nullptr);
   }
-  if (!result.ok()) process->Kill();
+  if (!result.ok()) {
+    const bool ends_itself = loader_failed_ || HasReason(result.status(), Reason::kServiceUnavailable);
+    EndLoader(*process, ends_itself, absl::StrCat("the scrub has failed: ", result.status().message()), kExitGrace);
+  }
   const std::string how = process->WaitForEnd(kExitGrace);
   if (cancelled()) return Cancelled();
   if (!HasReason(result.status(), Reason::kServiceUnavailable)) return result;
@@ -60,7 +64,7 @@ absl::Status ScrubRun::Start(LoaderSpawner& spawner) {
   control_socket_ = std::move(loader.control_socket);
   MutexLock lock(mutex_);
   process_ = std::move(loader.process);
-  if (cancelled_) process_->Kill();
+  if (cancelled_) process_->Kill(kCancelledCause);
   return absl::OkStatus();
 }
 
@@ -88,6 +92,7 @@ absl::StatusOr<ScrubResult> ScrubRun::Follow(const std::function<void(int64_t)>&
     if (event.has_scrubbed()) return std::move(*event.mutable_scrubbed());
     if (event.has_failed()) {
       const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
+      loader_failed_ = !failure.ok();
       return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
     }
     if (!event.has_progress()) return DistrustLoader("sent an event that is none of a scrub's");
@@ -115,7 +120,7 @@ absl::Status ScrubRun::CheckGoesOn(std::chrono::steady_clock::time_point last_wo
 void ScrubRun::Cancel() {
   MutexLock lock(mutex_);
   cancelled_ = true;
-  if (process_ != nullptr) process_->Kill();
+  if (process_ != nullptr) process_->Kill(kCancelledCause);
 }
 
 }  // namespace weightbroker

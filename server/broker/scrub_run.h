@@ -51,7 +51,10 @@ class ScrubRun {
   const std::shared_ptr<Registry> registry_;
   const Registry::PlacedShard shard_;
   const ScrubLimits limits_;
-  UniqueFd control_socket_;  // of Run's thread alone
+
+  // Of Run's thread alone.
+  UniqueFd control_socket_;
+  bool loader_failed_ = false;  // it has said so, and ends by itself
 
   mutable Mutex mutex_;
   std::shared_ptr<LoaderProcess> process_ ABSL_GUARDED_BY(mutex_);

@@ -30,6 +30,17 @@ void WriteFingerprint(const Fingerprint& fingerprint, v1::FingerprintResponse* r
   }
 }
 
+// The negation refuses what is no number, too.
+absl::Status CheckAttachSeconds(double seconds) {
+  constexpr double kMostSeconds = 24 * 60 * 60;
+  if (!(seconds >= 0 && seconds <= kMostSeconds)) {
+    return MakeError(Reason::kInvalidArgument,
+                     absl::StrCat("seconds: ", seconds, " is not from 0 to ", kMostSeconds, ", a day"),
+                     {{"field", "seconds"}, {"found", absl::StrCat(seconds)}});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 grpc::ServerWriteReactor<v1::RegisterResponse>* WeightBrokerServiceImpl::Register(
@@ -200,11 +211,13 @@ grpc::ServerUnaryReactor* WeightBrokerServiceImpl::ReportAttach(grpc::CallbackSe
   return reactor;
 }
 
-// Counted and not looked into: an engine that says what is not so spoils a graph.
+// Counted and not looked into, but for a time that no attach takes, which a sum would never get over: an engine that
+// says what is not so spoils a graph.
 absl::Status WeightBrokerServiceImpl::TakeReport(const v1::ReportAttachRequest& request) const {
   OutcomeMetrics& outcomes = context_.metrics->outcomes();
   switch (request.outcome()) {
     case v1::ReportAttachRequest::OUTCOME_ATTACHED:
+      RETURN_IF_ERROR(CheckAttachSeconds(request.seconds()));
       outcomes.CountAttach(AttachOutcome::kAttached, "");
       outcomes.ObserveAttach(request.seconds());
       return absl::OkStatus();

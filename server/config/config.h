@@ -93,10 +93,9 @@ struct BrokerConfig {
 };
 
 // Reads and checks everything that can be checked without changing anything: paths, folders, users, programs that were
-// named, the inherited socket. With check_config also the programs at their default places, and the desired state.
-// CONFIGURATION_INVALID naming the flag (or file and key), what was found there, and what is allowed. Nothing is
-// checked with --help or
-// --version.
+// named, the inherited socket. With check_config also the programs at their default places, and the form
+// of the desired state: common/desired/desired_check.h has the rest, which needs protobuf. CONFIGURATION_INVALID naming
+// the flag (or file and key), what was found there, and what is allowed. Nothing is checked with --help or --version.
 absl::StatusOr<BrokerConfig> ParseBrokerConfig(int argc, const char* const* argv);
 
 // Prints what --help, --version or --check_config ask for (stdout), or why the configuration is invalid (stderr), and

@@ -116,7 +116,10 @@ void Keeper::EndSession(const absl::Status& why, TimePoint now) {
 
 void Keeper::ForgetSession() {
   if (broker_->session == nullptr) return;
-  loaders_.KillAllOf(broker_->session->number());
+  if (const int killed = loaders_.KillAllOf(broker_->session->number()); killed > 0) {
+    Log(LogLevel::kInfo, "loaders.killed",
+        {{"count", absl::StrCat(killed)}, {"cause", "their broker has gone: nobody reads what they say"}});
+  }
   entries_.DropPartial();
   broker_->session.reset();
 }

@@ -45,10 +45,12 @@ bool Loaders::Detach(int64_t owner, pid_t pid) {
   return true;
 }
 
-void Loaders::KillAllOf(int64_t owner) const {
+int Loaders::KillAllOf(int64_t owner) const {
+  int killed = 0;
   for (const auto& [pid, loader_owner] : owners_) {
-    if (loader_owner == owner) kill(pid, SIGKILL);
+    if (loader_owner == owner && kill(pid, SIGKILL) == 0) ++killed;
   }
+  return killed;
 }
 
 void Loaders::KillAll() const {

@@ -43,7 +43,7 @@ class Loaders {
   // From now on it is nobody's, and only KillAll ends it. False if it is no loader of `owner`.
   bool Detach(int64_t owner, pid_t pid);
 
-  void KillAllOf(int64_t owner) const;
+  int KillAllOf(int64_t owner) const;  // gives how many
   void KillAll() const;
 
   // To be called for each child that has been reaped. The number of the broker it was started for, if it was a loader.

@@ -1,6 +1,7 @@
 // weightbrokerd: what an operator starts. Keeps model weights resident and runs the broker that serves them, whose
 // flags it takes: see docs/keeper.md. Exits 0 after a clean stop, 2 for an invalid configuration, 1 if the socket is
 // not to be had, 4 if a live service has it, and refuses an upgrade with 3.
+#include <fcntl.h>
 #include <limits.h>
 #include <unistd.h>
 
@@ -17,6 +18,8 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/log_format.h"
+#include "common/base/unique_fd.h"
+#include "common/process/spawn.h"
 #include "server/config/config.h"
 #include "server/keeper/detach.h"
 #include "server/keeper/keeper.h"
@@ -60,8 +63,22 @@ int Fail(const absl::Status& status) {
   return HasReason(status, Reason::kSocketInUse) ? kSocketInUse : kFailed;
 }
 
+// Of --check_config: the broker knows what else the start would say of the desired state, and says it on stderr. Its
+// exit code.
+int CheckDesired(const BrokerConfig& config, int argc, char** argv) {
+  const UniqueFd nothing(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  auto broker = Spawn(
+      {.path = config.broker_path, .arguments = {argv + 1, argv + argc}, .fds = {{nothing.get(), STDOUT_FILENO}}});
+  if (!broker.ok()) return Fail(broker.status());
+  const auto exit = broker->Wait();
+  return exit.ok() ? exit->shell_code() : Fail(exit.status());
+}
+
 int Main(int argc, char** argv) {
   auto config = ParseBrokerConfig(argc, argv);
+  if (config.ok() && config->check_config && !config->desired_file.empty()) {
+    if (const int code = CheckDesired(*config, argc, argv); code != 0) return code;
+  }
   if (const auto code = AnswerWithoutServing(kProgram, config); code.has_value()) return *code;
   if (config->check_resume.has_value()) return *config->check_resume <= kKeeperStateVersion ? 0 : kCannotTakeOver;
   if (config->listen_fd.has_value() || config->keeper_fd.has_value()) {

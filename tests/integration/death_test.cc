@@ -6,8 +6,10 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
@@ -19,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 void WriteSmallModel(const Service& service) {
   CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("small"));
@@ -67,6 +70,17 @@ TEST(DeathOfALoader, FailsItsLoadGivesTheMemoryBackAndLeavesTheNextLoadAlone) {
   EXPECT_EQ(health->load_count(), 0);
   EXPECT_THAT(service.Register("small"), IsOk());
   EXPECT_THAT(service.Register("slow"), IsOk()) << "also what has failed before";
+}
+
+TEST(FailureOfALoad, IsNotFollowedInTheLogByALoaderThatSomebodyKilled) {
+  Service service;
+  CheckpointBuilder().Tensor("w", "BF16", {64, 64}).Write(service.NewModel("bad"));
+  std::filesystem::resize_file(service.ModelFolder("bad") + "/model.safetensors", 1000);
+
+  EXPECT_THAT(service.Register("bad"), StatusIs(Reason::kCheckpointTruncated));
+
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(service.program().Errors(), "event=loader.ended"); }));
+  EXPECT_THAT(service.program().Errors(), Not(HasSubstr("SIGKILL")));
 }
 
 TEST(StallOfALoader, FailsItsLoadSayingHowFarItWasAndGivesTheMemoryBack) {

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/unique_fd.h"
 #include "tests/integration/service.h"
 #include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
@@ -28,6 +31,13 @@ class ToolTest : public ::testing::Test {
 
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
     return RunProgram("weightbroker", service_.ToolFlags(command, more));
+  }
+
+  // Of `alias`, whose flags stand behind a command of its own.
+  Finished Alias(std::vector<std::string> words) const {
+    words.insert(words.begin(), "alias");
+    words.insert(words.end(), {"--socket", service_.socket()});
+    return RunProgram("weightbroker", words);
   }
 
   Finished Register() const { return Tool("register", {"models:small", "--torch_version", "any", "--json"}); }
@@ -168,6 +178,45 @@ TEST_F(ToolTest, SaysWhatIsNeitherAFingerprintNorAModel) {
   }
 }
 
+// A value that cannot be one is wrong usage, whoever would find out.
+TEST_F(ToolTest, ExitsWithTwoForWhatCannotBeAFingerprintOrAnAlias) {
+  const std::string whole(64, 'a');
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"unregister", "0123"},
+                                             {"unregister", "models:small"},
+                                             {"unregister", whole + "a"},
+                                             {"scrub", "0123456789ABCDEF"},
+                                             {"alias", "set", "small", whole},
+                                             {"alias", "set", "small@live@now", whole},
+                                             {"alias", "set", "small@live", "small"},
+                                             {"alias", "set", "small@live", whole, "--expected", "0123"},
+                                             {"alias", "delete", "live"},
+                                             {"alias", "delete", "small@live", "--expected", "nothing"}}) {
+    const std::vector<std::string> more(words.begin() + 1, words.end());
+    const Finished tool = words.front() == "alias" ? Alias(more) : Tool(words.front(), more);
+    EXPECT_EQ(tool.exit.code, 2) << ::testing::PrintToString(words) << tool.errors;
+    EXPECT_THAT(tool.errors, ::testing::AnyOf(HasSubstr("hexadecimal digits"), HasSubstr("give NAME@TAG")));
+  }
+}
+
+TEST_F(ToolTest, ExpectsAFingerprintOfWhichSomeDigitsAreGiven) {
+  const std::string fingerprint = Register().json["fingerprint"];
+  ASSERT_EQ(Alias({"set", "small@live", fingerprint, "--expected", "none"}).exit.code, 0);
+  const Finished other = Tool("register", {"models:small", "--torch_version", "any", "--dtype", "F16", "--json"});
+  const std::string second = other.json["fingerprint"];
+
+  const Finished unknown = Alias({"set", "small@live", second, "--expected", "0123456789", "--json"});
+  const Finished conflict = Alias({"set", "small@live", second, "--expected", "none", "--json"});
+  const Finished moved = Alias({"set", "small@live", second, "--expected", fingerprint.substr(0, 8)});
+  const Finished removed = Alias({"delete", "small@live", "--expected", second.substr(0, 12)});
+
+  EXPECT_EQ(unknown.exit.code, 3);
+  EXPECT_EQ(unknown.json["reason"], "WEIGHT_SET_UNKNOWN");
+  EXPECT_EQ(conflict.json["reason"], "ALIAS_CONFLICT");
+  EXPECT_EQ(moved.exit.code, 0) << moved.errors;
+  EXPECT_EQ(removed.exit.code, 0) << removed.errors;
+}
+
 TEST_F(ToolTest, SaysHowFarALoadWasThatTookTooLong) {
   WriteSparseModel(service_.NewModel("large"));
 
@@ -249,6 +298,25 @@ TEST(Tool, SaysAtOnceThatItsSocketIsNone) {
     EXPECT_EQ(list.exit.code, 4) << path;
     EXPECT_THAT(list.errors, HasSubstr(what)) << path;
   }
+}
+
+// With a keeper, connects are refused only where there is none, and no broker.
+TEST(Tool, WaitsForNoServiceWhoseSocketIsAllThatIsLeft) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "s.sock";
+  const UniqueFd bound(socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(bound.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+
+  // Fails by the test's own limit if it is waited for.
+  const Finished list = RunProgram("weightbroker", {"list", "--socket", path, "--timeout", "1000000", "--json"});
+
+  EXPECT_EQ(list.exit.code, 4);
+  EXPECT_EQ(list.json["reason"], "SERVICE_UNAVAILABLE");
+  EXPECT_THAT(list.errors, HasSubstr(path + ": the socket is there, but the service that made it has gone"));
+  EXPECT_THAT(list.errors, HasSubstr("start weightbrokerd"));
 }
 
 TEST(Tool, ExitsWithFourWhereNoServiceAnswers) {

@@ -63,6 +63,12 @@ class DesiredTest : public ::testing::Test {
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
     return RunProgram("weightbroker", service_->ToolFlags(command, more));
   }
+  // Of `alias`, whose flags stand behind a command of its own.
+  Finished Alias(std::vector<std::string> words) const {
+    words.insert(words.begin(), "alias");
+    words.insert(words.end(), {"--socket", service_->socket()});
+    return RunProgram("weightbroker", words);
+  }
 
   Result<MappedWeights> AttachByAlias() const {
     ClientOptions client;
@@ -139,6 +145,8 @@ TEST_F(DesiredTest, KeepsWhatItHadWhenTheFileIsBrokenAndSaysSoUntilItIsMended) {
   const Finished desired = Tool("desired");
   EXPECT_EQ(desired.exit.code, 1);
   EXPECT_THAT(desired.output, HasSubstr("the nearest is \"model\""));
+  EXPECT_THAT(desired.output, HasSubstr("what was read before is in force"));
+  EXPECT_THAT(Tool("status", {"--json"}).json["desired_failure"]["message"], HasSubstr("/sets/0/modle"));
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(Eventually([this] { return ReadMetric(port_, "weightbroker_desired_file_refused") == 0; }));
@@ -157,6 +165,41 @@ TEST_F(DesiredTest, DoesNotStartWithAFileThatIsWrong) {
   EXPECT_THAT(checked.errors, HasSubstr("/sets"));
 }
 
+// A configuration that was found valid starts.
+TEST_F(DesiredTest, FindsWhateverTheStartWouldRefuseWhenTheConfigurationIsChecked) {
+  std::vector<std::string> flags = Flags();
+  flags.push_back("--socket=" + (folder_ / "s.sock"));
+  const auto refused = [&](const std::string& what) {
+    EXPECT_THAT(RunProgram("weightbrokerd", flags).errors, HasSubstr(what));
+    std::vector<std::string> checking = flags;
+    checking.emplace_back("--check_config");
+    for (const char* program : {"weightbrokerd", "weightbroker-broker"}) {
+      const Finished checked = RunProgram(program, checking);
+      EXPECT_EQ(checked.exit.code, 2) << program;
+      EXPECT_THAT(checked.errors, HasSubstr(what)) << program;
+      EXPECT_EQ(checked.output, "") << program;
+    }
+  };
+  const Json set = {{"name", "a"}, {"model", "warm:a"}, {"torch_version", "any"}};
+  Json again = set;
+  again["name"] = "b";
+  WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
+  refused(file_ + ": /sets/1: is the same as the set");
+  again["model"] = "wram:a";
+  WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
+  refused(file_ + ": /sets/1/model: there is no model root");
+  std::filesystem::remove(file_);
+  refused("weightbroker");  // names itself
+  EXPECT_THAT(RunProgram("weightbrokerd", flags).errors, Not(HasSubstr(file_ + ": " + file_)));
+
+  Write({"a"});
+  flags.emplace_back("--check_config");
+  const Finished valid = RunProgram("weightbrokerd", flags);
+  EXPECT_EQ(valid.exit.code, 0) << valid.errors;
+  EXPECT_THAT(valid.output, ::testing::StartsWith("weightbrokerd: the configuration is valid"));
+  EXPECT_THAT(valid.output, Not(HasSubstr("weightbroker-broker")));
+}
+
 // What is resident is worth more than a file.
 TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong) {
   StartAndWait();
@@ -165,6 +208,12 @@ TEST_F(DesiredTest, ServesWhatIsResidentWhenABrokerTakesOverWithAFileThatIsWrong
   ASSERT_TRUE(WaitForStatus(*service_, v1::HealthResponse::STATUS_LOADING));
   EXPECT_TRUE(AttachByAlias().ok());
   EXPECT_THAT(service_->Health()->desired_failure().message(), HasSubstr("sets.json"));
+  const Finished desired = Tool("desired");
+  EXPECT_THAT(desired.output, HasSubstr("nothing is in force until it is mended and read again"));
+  EXPECT_THAT(desired.output, Not(HasSubstr("what was read before")));
+  const Finished status = Tool("status", {"--json"});
+  EXPECT_EQ(status.json["status"], "INCOMPLETE");
+  EXPECT_EQ(status.json["desired_failure"]["reason"], "CONFIGURATION_INVALID");
   Write({"a"}, {{kAlias, "a"}});
   Reload();
   EXPECT_TRUE(IsReady());
@@ -185,7 +234,15 @@ TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheMode
   EXPECT_EQ(status.exit.code, 1);
   EXPECT_THAT(status.output, HasSubstr("missing"));
   EXPECT_THAT(status.output, HasSubstr("MODEL_NOT_FOUND"));
-  EXPECT_THAT(Tool("status", {"--json"}).json["missing"], ElementsAre("missing"));
+  EXPECT_THAT(status.output, ::testing::StartsWith("INCOMPLETE: 1 set resident"));
+  EXPECT_THAT(Tool("health").output, HasSubstr("INCOMPLETE"));
+  const Json json = Tool("status", {"--json"}).json;
+  EXPECT_THAT(json["missing"], ElementsAre("missing"));
+  EXPECT_EQ(json["status"], "INCOMPLETE");
+  EXPECT_EQ(json["desired_failure"], nullptr);
+  ASSERT_THAT(json["failures"], SizeIs(1));
+  EXPECT_EQ(json["failures"][0]["set"], "missing");
+  EXPECT_EQ(json["failures"][0]["reason"], "MODEL_NOT_FOUND");
   EXPECT_EQ(Tool("desired").exit.code, 1);
   EXPECT_EQ(Tool("health").exit.code, 0);
   EXPECT_THAT(ScrapeMetrics(port_), HasSubstr("weightbroker_desired_sets{state=\"failed\"} 1\n"));
@@ -194,6 +251,23 @@ TEST_F(DesiredTest, IsNotReadyWithoutOneOfThemSaysWhichAndTriesAgainUntilTheMode
   NewModel("missing", 3);
   ASSERT_TRUE(IsReady());
   EXPECT_EQ(Tool("status").exit.code, 0);
+}
+
+TEST_F(DesiredTest, WarnsWhoeverMovesAnAliasThatTheFileHas) {
+  StartAndWait();
+  NewModel("b", 2);
+  const Finished other = Tool("register", {"warm:b", "--torch_version", "any", "--devices", "host", "--json"});
+  const std::string fingerprint = other.json["fingerprint"];
+
+  const Finished moved = Alias({"set", kAlias, fingerprint, "--json"});
+  ASSERT_EQ(moved.exit.code, 0) << moved.errors;
+  EXPECT_EQ(moved.json["desired_set"], "a");
+  EXPECT_THAT(moved.errors, HasSubstr("warning: the file of --desired has model@live name its set \"a\""));
+  EXPECT_TRUE(IsReady());
+
+  const Finished another = Alias({"set", "another@live", fingerprint, "--json"});
+  EXPECT_EQ(another.json["desired_set"], "");
+  EXPECT_EQ(another.errors, "");
 }
 
 TEST_F(DesiredTest, LoadsAgainWhatIsUnregistered) {

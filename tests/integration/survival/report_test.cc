@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 
 #include "common/base/error.h"
@@ -79,6 +80,29 @@ TEST_F(ReportTest, WhatIsNoOutcomeAndNoReasonIsNotBelieved) {
   EXPECT_THAT(report(), IsOk());
   EXPECT_TRUE(Counts("fallbacks_total{reason=\"OTHER\"}", 1));
   EXPECT_EQ(ReadMetric(port_, "weightbroker_client_fallbacks_total{reason=\"" + request.reason() + "\"}"), -1);
+}
+
+// One of them would be in the sum for as long as the broker lives.
+TEST_F(ReportTest, ATimeThatNoAttachTakesIsRefusedAndNotCounted) {
+  const auto connection = *client::Connection::Open({.socket_path = service_.socket()});
+  v1::ReportAttachRequest request;
+  request.set_outcome(v1::ReportAttachRequest::OUTCOME_ATTACHED);
+  const auto report = [&](double seconds) {
+    request.set_seconds(seconds);
+    return connection->Call(client::DeadlineIn(kPatience), [&](grpc::ClientContext& context) {
+      v1::ReportAttachResponse response;
+      return connection->service().ReportAttach(&context, request, &response);
+    });
+  };
+  for (const double seconds :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 1.7e308, -1.0, 86400.1}) {
+    EXPECT_THAT(report(seconds), StatusIs(Reason::kInvalidArgument)) << seconds;
+  }
+  EXPECT_THAT(report(86400), IsOk());
+  EXPECT_THAT(report(0), IsOk());
+  EXPECT_TRUE(Counts("attaches_total{outcome=\"attached\"}", 2));
+  EXPECT_TRUE(Counts("attach_seconds_count", 2));
+  EXPECT_TRUE(Counts("attach_seconds_sum", 86400));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace weightbroker::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -44,7 +45,7 @@ class MemoryPolicy : public ::testing::Test {
 };
 
 TEST_F(MemoryPolicy, EvictsWhatWasNotUsedForLongestAndSaysSoBeforehand) {
-  const Service service({"--memory_limit=150MiB", "--eviction=idle"});  // two of the three
+  Service service({"--memory_limit=150MiB", "--eviction=idle"});  // two of the three
   const auto first = Load(service, "first");
   const auto second = Load(service, "second");
   ASSERT_THAT(first, IsOk());
@@ -65,6 +66,7 @@ TEST_F(MemoryPolicy, EvictsWhatWasNotUsedForLongestAndSaysSoBeforehand) {
   ASSERT_THAT(service.Register("third"), IsOk());
   EXPECT_TRUE(Has(service, first->fingerprint()));
   EXPECT_FALSE(Has(service, second->fingerprint()));
+  EXPECT_THAT(service.program().Errors(), ContainsRegex("event=set.evicted .*last_use=20[0-9-]+T[0-9:.]+Z"));
 }
 
 TEST_F(MemoryPolicy, RefusesNamingNeedAndHaveAndHoldersWhereNothingMayGo) {

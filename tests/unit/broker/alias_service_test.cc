@@ -184,6 +184,15 @@ TEST_F(AliasServiceTest, ListsAliasesUntilTheyAreDeleted) {
   EXPECT_THAT(Unregister(first_), IsOk());
 }
 
+// It would be a conflict with whatever the alias names, that set included.
+TEST_F(AliasServiceTest, RefusesToExpectTheBeginningOfAFingerprint) {
+  StartWithTwo();
+  EXPECT_THAT(DeleteAlias(first_.substr(0, 8)),
+              AllOf(StatusIs(Reason::kInvalidArgument), HasMetadata("field", "expected_fingerprint")));
+  EXPECT_THAT(DeleteAlias(std::string(64, 'X')), StatusIs(Reason::kInvalidArgument));
+  EXPECT_THAT(DeleteAlias(first_), IsOk());
+}
+
 TEST_F(AliasServiceTest, SaysWhatARegisterWouldNeedWithoutBeginningIt) {
   Start([](FakeLoader& loader) {
     loader.Plan(8192, 2);

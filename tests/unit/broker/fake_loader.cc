@@ -54,11 +54,11 @@ class FakeProcess : public LoaderProcess {
   }
 
   ~FakeProcess() override {
-    Kill();
+    loader_->Shutdown();
     thread_.join();
   }
 
-  void Kill() override { loader_->Shutdown(); }
+  void Kill(const std::string&) override { loader_->Shutdown(); }
 
   absl::Status Detach() override { return absl::OkStatus(); }
 

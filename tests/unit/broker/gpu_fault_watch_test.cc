@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,22 @@ TEST(GpuFaultWatch, SaysOnceThatFaultsAreNotWatched) {
   }
   EXPECT_TRUE(unwatched);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("event=gpu.faults_unwatched"));
+}
+
+TEST(GpuFaultWatch, HasNothingToSayWhereThereIsNoGpu) {
+  ::testing::internal::CaptureStderr();
+  std::atomic<bool> asked = false;
+  {
+    const GpuFaultWatch watch(
+        [&]() -> absl::StatusOr<std::unique_ptr<GpuEventSource>> {
+          asked = true;
+          return std::unique_ptr<GpuEventSource>();
+        },
+        [](const GpuEvent&) {});
+    EXPECT_TRUE(Eventually([&] { return asked.load(); }));
+    EXPECT_FALSE(watch.unwatched());
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(GpuFaultWatch, DoesNothingWithoutASource) { EXPECT_FALSE(GpuFaultWatch(nullptr, nullptr).unwatched()); }

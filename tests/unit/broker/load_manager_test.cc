@@ -22,6 +22,7 @@
 namespace weightbroker {
 namespace {
 
+using ::testing::AllOf;
 using testing::FakeLoader;
 using testing::FakeLoaderSpawner;
 using testing::FakeShard;
@@ -608,6 +609,7 @@ TEST_F(ProcessLoaderTest, SaysThatALoaderCannotBeStarted) {
 }
 
 TEST_F(ProcessLoaderTest, KillsALoaderThatIsCancelledAndLeavesNoChild) {
+  ::testing::internal::CaptureStderr();
   Start(WriteSleeper());
   const WeightSetRef set = loads_->Load(Wanted('a')).value();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -615,6 +617,28 @@ TEST_F(ProcessLoaderTest, KillsALoaderThatIsCancelledAndLeavesNoChild) {
   EXPECT_THAT(registry_->View(set).failure, StatusIs(Reason::kCancelled));
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("event=loader.killed"), HasSubstr("the load is ended: an operator said so")));
+}
+
+// "killed by SIGKILL" stands in the keeper's log, and reads like the kernel's work.
+TEST(EndLoader, LetsALoaderEndByItselfThatHasSaidThatItFailed) {
+  const testing::TemporaryFolder folder;
+  const auto start = [&](const std::string& script) {
+    std::ofstream(folder / "loader") << "#!/bin/sh\n" << script << "\n";
+    std::filesystem::permissions(folder / "loader", std::filesystem::perms::owner_all);
+    return NewProcessLoaderSpawner(folder / "loader")->Spawn({}).value();
+  };
+  ::testing::internal::CaptureStderr();
+  const SpawnedLoader failed = start("sleep 0.2; exit 1");
+  EndLoader(*failed.process, /*has_said_so=*/true, "not needed", std::chrono::seconds(30));
+  EXPECT_EQ(failed.process->WaitForEnd(std::chrono::milliseconds(0)), "exit code 1");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  ::testing::internal::CaptureStderr();
+  const SpawnedLoader stuck = start("exec sleep 1000");
+  EndLoader(*stuck.process, /*has_said_so=*/true, "it stays", std::chrono::milliseconds(100));
+  EXPECT_EQ(stuck.process->WaitForEnd(std::chrono::seconds(30)), "killed by SIGKILL");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), AllOf(HasSubstr("event=loader.killed"), HasSubstr("it stays")));
 }
 
 }  // namespace

@@ -20,6 +20,8 @@
 namespace weightbroker {
 namespace {
 
+using ::testing::AllOf;
+using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
 using ::testing::Not;
@@ -298,6 +300,12 @@ TEST(Metrics, SayWhichAddressCannotBeServed) {
   ASSERT_THAT(port, IsOk());
   Metrics second("1.2.3", SomeGauges);
   EXPECT_THAT(second.Serve(*port), StatusIs(Reason::kSystemError, HasSubstr(absl::StrCat("127.0.0.1:", *port))));
+  EXPECT_THAT(second.Serve(*port),
+              StatusIs(Reason::kSystemError,
+                       AllOf(HasSubstr("another program has the port, maybe another service"),
+                             HasSubstr("--metrics_address=127.0.0.1:PORT"), Not(HasSubstr("CivetServer")))));
+  EXPECT_THAT(second.Serve(*port), HasMetadata("flag", "metrics_address"));
+  EXPECT_THAT(second.Serve(*port), HasMetadata("errno", "EADDRINUSE"));
 }
 
 TEST(MetricsPage, HasExactlyTheRowsOfTheTable) {

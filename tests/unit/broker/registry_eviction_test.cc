@@ -26,6 +26,7 @@ using testing::HasMetadata;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
+using ::testing::Not;
 using testing::PlanOf;
 using testing::Refuses;
 using ::testing::SizeIs;
@@ -154,11 +155,39 @@ TEST_F(RegistryEvictionTest, RefusesWhereItIsNotToEvict) {
   options_.evicts_idle = false;
   Start();
   MakeResident("aa", 8 * kGiB);
-  EXPECT_THAT(Grant("bb", 8 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  EXPECT_THAT(
+      Grant("bb", 8 * kGiB),
+      AllOf(StatusIs(Reason::kMemoryExhausted,
+                     HasSubstr("none is evicted for them (--eviction=refuse): unregister one, start the service "
+                               "with --eviction=idle, or raise --memory_limit")),
+            HasMetadata("eviction", "refuse"), HasMetadata("need_bytes", std::to_string(8 * kGiB)),
+            HasMetadata("have_bytes", std::to_string(2 * kGiB)),
+            HasMetadata("limit_bytes", std::to_string(10 * kGiB))));
   const auto plan = registry_->PlanRoom(PlanOf(8 * kGiB, 1, 1));
   ASSERT_THAT(plan, IsOk());
   EXPECT_FALSE(plan->fits);
   EXPECT_EQ(plan->devices[0].evictable_bytes, 8 * kGiB);
+}
+
+TEST_F(RegistryEvictionTest, SaysOfASetThatIsTooLargeByItselfThatNoOthersReleaseHelps) {
+  Start();
+  MakeResident("aa", 8 * kGiB);
+  const absl::Status refused = Grant("bb", 11 * kGiB);
+  EXPECT_THAT(refused, StatusIs(Reason::kMemoryExhausted,
+                                HasSubstr("by themselves they exceed the 10737418240 bytes that there are at most, and "
+                                          "no other set's release would help: raise --memory_limit, or have fewer of "
+                                          "their ranks here")));
+  EXPECT_THAT(std::string(refused.message()), Not(HasSubstr("unregister")));
+}
+
+TEST_F(RegistryEvictionTest, AdvisesToUnregisterNoneWhereThereIsNone) {
+  Start();
+  options_.memory_limit_bytes = 0;
+  options_.host_memory = [] { return HostMemory{.available_bytes = 1 * kGiB, .limited_by = "cgroup"}; };
+  registry_ = Registry::Create(options_);
+  const absl::Status refused = Grant("bb", 2 * kGiB);
+  EXPECT_THAT(refused, StatusIs(Reason::kMemoryExhausted, HasSubstr("raise the cgroup's limit")));
+  EXPECT_THAT(std::string(refused.message()), Not(HasSubstr("unregister")));
 }
 
 TEST_F(RegistryEvictionTest, LimitsEachGpuToAPartOfItAndEvictsOnlyThere) {

@@ -541,8 +541,8 @@ TEST_F(RegistryTest, FreesTheMemoryOfAReleasedSetWithItsLastHolder) {
 TEST_F(RegistryTest, RefusesToReleaseALoadUnderWay) {
   const auto registry = Make();
   const WeightSetRef set = Begin(*registry, "aa");
-  EXPECT_THAT(registry->Release(set), StatusIs(Reason::kStillLoading));
-  EXPECT_THAT(registry->ReleaseByForce(set), StatusIs(Reason::kStillLoading));
+  EXPECT_THAT(registry->Release(set), StatusIs(Reason::kStillLoading, HasSubstr("or use force, which ends the load")));
+  EXPECT_THAT(registry->ReleaseByForce(set), StatusIs(Reason::kStillLoading, HasSubstr("try again")));
 }
 
 TEST_F(RegistryTest, ForgetsAFailedSetWhenItIsReleased) {
