@@ -258,12 +258,14 @@ class Chaos {
     Probe();
   }
 
-  // False if none is there.
+  // False if none is there, or it is spared: on a GPU loads take so long that few would ever become exporters.
   bool CauseToLoader() {
     const std::vector<pid_t> loaders = service_.Loaders();
     if (loaders.empty()) return false;
     const pid_t loader = loaders[Below(static_cast<int>(loaders.size()))];
-    const std::string name = flags_.gpu && IsExporter(loader) ? "exporter" : "loader";
+    const bool is_exporter = flags_.gpu && IsExporter(loader);
+    if (flags_.gpu && !is_exporter && !Chance(4)) return false;
+    const std::string name = is_exporter ? "exporter" : "loader";
     if (!Chance(3)) {
       ++events_[name + " SIGKILL"];
       return kill(loader, SIGKILL) == 0;
@@ -292,6 +294,7 @@ class Chaos {
   // And sees how long its lease outlives it: of its own model nobody else has one.
   void KillEngine(Seat& seat) {
     ++events_["engine SIGKILL"];
+    LeasesOn(seat.fingerprint);  // so that the way to a new broker is behind the observer
     seat.engine->Kill(SIGKILL);
     pollfd end = {.fd = seat.engine->pidfd(), .events = POLLIN, .revents = 0};
     poll(&end, 1, -1);
