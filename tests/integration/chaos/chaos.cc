@@ -92,7 +92,7 @@ class Chaos {
       : flags_(flags),
         random_(flags.seed),
         // So that a broker that is stopped is sometimes found to hang, and sometimes goes on.
-        service_({"--broker_ping_interval=100ms", "--broker_ping_timeout=1s", "--log_level=error"}) {}
+        service_({"--broker_ping_interval=100ms", "--broker_ping_timeout=1s", "--log_level=warning"}) {}
 
   int Run() {
     if (!Prepare()) return 1;
@@ -231,7 +231,17 @@ class Chaos {
     if (broker == 0 || kill(broker, SIGKILL) != 0) return Complain("there was no broker to kill");
     ++events_["broker SIGKILL"];
     const auto answered = Probe();
-    if (answered > 0) answer_ms_.push_back(answered - killed);
+    if (answered == 0) return;
+    answer_ms_.push_back(answered - killed);
+    if (flags_.max_ms > 0 && answer_ms_.back() > flags_.max_ms) SayWhy("an answer", answer_ms_.back());
+  }
+
+  void SayWhy(const std::string& what, double took_ms) {
+    printf("SLOW: %s took %.0f ms; the service's log until then ends with\n", what.c_str(), took_ms);
+    const std::string log = service_.program().Errors();
+    constexpr size_t kTail = 8000;
+    printf("%s\n", log.substr(log.size() - std::min(log.size(), kTail)).c_str());
+    fflush(stdout);
   }
 
   // When it was answered, in milliseconds of CLOCK_MONOTONIC; 0 if it was not.
@@ -394,7 +404,7 @@ class Chaos {
   const Flags flags_;
   std::mt19937 random_;
   const TemporaryFolder tallies_;
-  const Service service_;
+  Service service_;
   std::unique_ptr<GpuInventory> inventory_;  // with --gpu
   std::string gpu_uuid_;
   std::string shared_fingerprint_;
