@@ -10,18 +10,19 @@
 #include <set>
 #include <thread>
 
+#include "tests/support/resident_set.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
-#include "tests/unit/broker/memory_plan.h"
 
 namespace weightbroker {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FinishLoad;
+using testing::Hash;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
-using testing::PlanOf;
 using ::testing::SizeIs;
 using testing::StatusIs;
 using testing::TemporaryFolder;
@@ -30,18 +31,6 @@ using Json = nlohmann::json;
 using State = v1::DesiredSet::State;
 
 constexpr std::chrono::seconds kPatience(60);
-
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
-
-std::shared_ptr<const Shard> MakeShard() {
-  auto shard = std::make_shared<Shard>();
-  shard->size_bytes = 4096;
-  v1::Slab slab;
-  slab.set_size_bytes(4096);
-  shard->slabs.push_back(slab);
-  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
-  return shard;
-}
 
 // A registry without loaders: a load is over as soon as it has begun, or when the test says so.
 class ReconcilerTest : public ::testing::Test {
@@ -116,13 +105,8 @@ class ReconcilerTest : public ::testing::Test {
     if (!begun.ok()) return begun.status();
     MutexLock lock(mutex_);
     loads_.push_back(request.spec().model().substr(7));
-    if (!loads_wait_) Finish(begun->set);
+    if (!loads_wait_) FinishLoad(*registry_, begun->set, 4096);
     return begun->set;
-  }
-
-  void Finish(const WeightSetRef& set) const {
-    EXPECT_THAT(registry_->GrantMemory(set, PlanOf(4096, 4096, 1)), IsOk());
-    EXPECT_THAT(registry_->MakeResident(set, {MakeShard()}, 4096), IsOk());
   }
 
   WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }

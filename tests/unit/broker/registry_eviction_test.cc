@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/broker/registry.h"
+#include "tests/support/resident_set.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/fake_clock.h"
 #include "tests/unit/broker/fake_vault.h"
@@ -22,6 +23,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FakeClock;
 using testing::FakeVault;
+using testing::FinishLoad;
+using testing::Hash;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -33,8 +36,6 @@ using testing::StatusIs;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr char kGpu[] = "GPU-a";
-
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
 
 NewWeightSet Wanted(const std::string& start, const std::string& device, bool pinned) {
   NewWeightSet wanted;
@@ -71,12 +72,7 @@ class RegistryEvictionTest : public ::testing::Test {
   WeightSetRef MakeResident(const std::string& start, int64_t bytes, const std::string& device = kHostDevice,
                             bool pinned = false) {
     const WeightSetRef set = Begin(start, device, pinned);
-    EXPECT_THAT(registry_->GrantMemory(set, PlanOn(device, bytes)), IsOk());
-    auto shard = std::make_shared<Shard>();
-    shard->device = device;
-    shard->size_bytes = bytes;
-    shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
-    EXPECT_THAT(registry_->MakeResident(set, {shard}, bytes), IsOk());
+    FinishLoad(*registry_, set, bytes);
     clock_.Advance(std::chrono::seconds(1));
     return set;
   }
