@@ -120,6 +120,7 @@ class Reconciler {
   // reconcile.h's.
   WantedState Want(const Desired& desired) const;
   ActualState Look(const Desired& desired) const;
+  std::optional<ActualSet> LookAt(const std::string& fingerprint) const;  // nothing of a set that has ended
   void Perform(const ReconcileAction& action, Desired* desired);
   absl::Status Load(Set* set);
   absl::Status ReleaseForReload(const ReconcileAction& action, const Desired& desired);

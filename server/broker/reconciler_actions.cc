@@ -1,0 +1,142 @@
+// What there is, what of it is to be changed, and how that is done.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/error.h"
+#include "common/base/log.h"
+#include "common/base/quote.h"
+#include "common/base/status_macros.h"
+#include "server/broker/reconciler.h"
+
+namespace weightbroker {
+namespace {
+
+bool IsLoading(v1::WeightSetState state) {
+  return state == v1::WEIGHT_SET_STATE_ALLOCATING || state == v1::WEIGHT_SET_STATE_LOADING ||
+         state == v1::WEIGHT_SET_STATE_VERIFYING;
+}
+
+}  // namespace
+
+std::optional<ActualSet> Reconciler::LookAt(const std::string& fingerprint) const {
+  const WeightSetRef found = fingerprint.empty() ? nullptr : options_.registry->Find(fingerprint);
+  if (found == nullptr) return std::nullopt;
+  const v1::WeightSet set = options_.registry->Describe(found);
+  if (set.state() == v1::WEIGHT_SET_STATE_FAILED || set.state() == v1::WEIGHT_SET_STATE_RELEASED) return std::nullopt;
+  ActualSet actual;
+  actual.phase = IsLoading(set.state())                         ? ActualSet::Phase::kLoading
+                 : set.state() == v1::WEIGHT_SET_STATE_RESIDENT ? ActualSet::Phase::kResident
+                                                                : ActualSet::Phase::kDraining;
+  actual.pinned = set.pinned();
+  for (const v1::Shard& shard : set.shards()) {
+    actual.quarantined = actual.quarantined || !shard.quarantine().empty();
+    actual.leases += shard.lease_count();
+  }
+  return actual;
+}
+
+WantedState Reconciler::Want(const Desired& desired) const {
+  const TimePoint now = options_.clock->SteadyNow();
+  WantedState wanted;
+  for (const Set& set : desired.sets) wanted.sets.push_back({set.fingerprint, set.retry_at <= now});
+  wanted.aliases = desired.aliases;
+  wanted.dropped = desired.dropped;
+  return wanted;
+}
+
+ActualState Reconciler::Look(const Desired& desired) const {
+  ActualState actual;
+  const auto look = [&](const std::string& fingerprint) {
+    if (const auto set = LookAt(fingerprint); set.has_value()) actual.sets[fingerprint] = *set;
+  };
+  for (const Set& set : desired.sets) look(set.fingerprint);
+  for (const std::string& fingerprint : desired.dropped) look(fingerprint);
+  for (const KeptAlias& alias : options_.registry->Aliases()) actual.aliases[alias.name] = alias.fingerprint;
+  return actual;
+}
+
+void Reconciler::Perform(const ReconcileAction& action, Desired* desired) {
+  absl::Status done;
+  switch (action.kind) {
+    case ReconcileAction::Kind::kLoad:
+      done = Load(&desired->sets[action.set]);
+      if (!done.ok()) NoteFailure(&desired->sets[action.set], done);
+      return;
+    case ReconcileAction::Kind::kRelease:
+      done = ReleaseForReload(action, *desired);
+      if (!done.ok()) NoteFailure(&desired->sets[action.set], done);
+      return;
+    case ReconcileAction::Kind::kAlias:
+      done = PointAlias(action);
+      break;
+    case ReconcileAction::Kind::kPin:
+    case ReconcileAction::Kind::kUnpin:
+      done = ChangePin(action);
+      break;
+  }
+  if (!done.ok()) NoteTrouble(action, done);
+}
+
+absl::Status Reconciler::Load(Set* set) {
+  Log(LogLevel::kInfo, "desired.load", {{"set", set->name}, {"model", Printable(set->request.spec().model())}});
+  ASSIGN_OR_RETURN(set->load, options_.load(set->request));
+  set->fingerprint = set->load->fingerprint().hash;
+  return absl::OkStatus();
+}
+
+// Its aliases would keep it. They name it again once it is resident.
+absl::Status Reconciler::ReleaseForReload(const ReconcileAction& action, const Desired& desired) {
+  const WeightSetRef set = options_.registry->Find(action.fingerprint);
+  if (set == nullptr) return absl::OkStatus();
+  const v1::WeightSet described = options_.registry->Describe(set);
+  for (const std::string& alias : described.aliases()) {
+    if (desired.aliases.count(alias) == 0) continue;
+    RETURN_IF_ERROR(options_.registry->DeleteAlias(alias, action.fingerprint).status());
+    if (options_.on_alias_change) options_.on_alias_change("deleted");
+  }
+  RETURN_IF_ERROR(options_.registry->Release(set).status());
+  Log(LogLevel::kWarning, "desired.released",
+      {{"set", desired.sets[action.set].name},
+       {"fingerprint", action.fingerprint},
+       {"message", "it was in quarantine and nobody held it: it is loaded again"}});
+  return absl::OkStatus();
+}
+
+absl::Status Reconciler::PointAlias(const ReconcileAction& action) {
+  AliasChange change{.name = action.alias, .set = options_.registry->Find(action.fingerprint)};
+  if (change.set == nullptr) return absl::OkStatus();  // the next look sees it
+  ASSIGN_OR_RETURN(const AliasChanged changed, options_.registry->SetAlias(change));
+  if (options_.on_alias_change) options_.on_alias_change("set");
+  Log(LogLevel::kInfo, "alias.set",
+      {{"alias", changed.alias.name},
+       {"fingerprint", changed.alias.fingerprint},
+       {"previous", changed.alias.previous_fingerprint},
+       {"superseded_leases", absl::StrCat(changed.superseded_leases)},
+       {"cause", options_.file}});
+  return absl::OkStatus();
+}
+
+absl::Status Reconciler::ChangePin(const ReconcileAction& action) {
+  const WeightSetRef set = options_.registry->Find(action.fingerprint);
+  if (set == nullptr) return absl::OkStatus();
+  if (action.kind == ReconcileAction::Kind::kPin) return options_.registry->Pin(set);
+  RETURN_IF_ERROR(options_.registry->Unpin(set));
+  Log(LogLevel::kInfo, "desired.dropped",
+      {{"fingerprint", action.fingerprint},
+       {"message", "it is not in the file any more: unpinned, and left resident"}});
+  return absl::OkStatus();
+}
+
+// It is tried again at each look.
+void Reconciler::NoteTrouble(const ReconcileAction& action, const absl::Status& why) {
+  const std::string trouble = absl::StrCat(action.alias, " ", action.fingerprint, " ", why.message());
+  if (trouble == std::exchange(last_trouble_, trouble)) return;
+  Log(LogLevel::kError, "desired.not_done",
+      {{"fingerprint", action.fingerprint},
+       {"alias", action.alias},
+       {"reason", GetErrorDetails(why).reason},
+       {"message", std::string(why.message())}});
+}
+
+}  // namespace weightbroker
