@@ -253,7 +253,7 @@ struct Broker::Parts {
   }
 
   void ReadDesired(GaugeValues* values) const {
-    for (int number = v1::DesiredSet::STATE_WAITING; number <= v1::DesiredSet::STATE_QUARANTINED; ++number) {
+    for (int number = v1::DesiredSet::STATE_WAITING; number <= v1::DesiredSet::STATE_DRAINING; ++number) {
       values->desired_sets_by_state[DesiredStateName(static_cast<v1::DesiredSet::State>(number))] = 0;
     }
     for (const v1::DesiredSet& set : reconciler.DescribeSets()) {

@@ -62,7 +62,9 @@ void Reconciler::DescribeState(const Set& set, v1::DesiredSet* proto) const {
   const std::optional<ActualSet> actual = LookAt(set.fingerprint);
   if (!actual.has_value()) {
     proto->set_state(set.failed_attempts > 0 ? v1::DesiredSet::STATE_FAILED : v1::DesiredSet::STATE_WAITING);
-  } else if (actual->phase != ActualSet::Phase::kResident) {
+  } else if (actual->phase == ActualSet::Phase::kDraining) {
+    proto->set_state(v1::DesiredSet::STATE_DRAINING);
+  } else if (actual->phase == ActualSet::Phase::kLoading) {
     proto->set_state(v1::DesiredSet::STATE_LOADING);
     const WeightSetRef found = options_.registry->Find(set.fingerprint);
     if (found == nullptr) return;

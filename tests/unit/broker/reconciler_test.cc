@@ -234,6 +234,23 @@ TEST_F(ReconcilerTest, LoadsAgainWhatSomebodyHasUnregistered) {
   EXPECT_EQ(AliasNames("m@live"), Hash("a"));
 }
 
+TEST_F(ReconcilerTest, CallsASetDrainingAndNotLoadingWhileEnginesHoldWhatIsLeftOfIt) {
+  Write({"a", "b"});
+  Start();
+  ASSERT_TRUE(IsReached());
+  ASSERT_THAT(registry_->SetAlias({.name = "by@hand", .set = Find("a")}), IsOk());
+  auto lease = registry_->Acquire(Find("a"), 0, {}, nullptr);
+  ASSERT_THAT(lease, IsOk());
+  ASSERT_THAT(registry_->SetAlias(
+                  {.name = "by@hand", .set = Find("b"), .expected_fingerprint = Hash("a"), .release_previous = true}),
+              IsOk());
+  EXPECT_EQ(StateOf(0), v1::DesiredSet::STATE_DRAINING);
+  EXPECT_FALSE(reconciler_->IsSatisfied());
+  lease->Drop();
+  ASSERT_TRUE(IsReached());
+  EXPECT_EQ(StateOf(0), v1::DesiredSet::STATE_RESIDENT);
+}
+
 TEST_F(ReconcilerTest, LoadsAgainWhatIsInQuarantineOnceNobodyHoldsIt) {
   Write({"a"}, {{"m@live", "a"}});
   Start();
