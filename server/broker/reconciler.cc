@@ -50,11 +50,7 @@ absl::Status Reconciler::ReadFile() {
       desired->dropped = desired_.dropped;
       for (const Set& before : desired_.sets) {
         if (!before.fingerprint.empty()) desired->dropped.insert(before.fingerprint);
-        for (Set& set : desired->sets) {
-          if (set.request.SerializeAsString() != before.request.SerializeAsString()) continue;
-          set.fingerprint = before.fingerprint;
-          set.load = before.load;
-        }
+        for (Set& set : desired->sets) TakeOver(before, &set);
       }
       desired_ = *desired;
     }
@@ -72,6 +68,16 @@ absl::Status Reconciler::ReadFile() {
   waker_->Wake();
   options_.registry->TellStateObservers();
   return absl::OkStatus();
+}
+
+// What is known of an entry that says the same as before, its pause after a failure included: a file that is read again
+// for another set's sake is no reason to try this one sooner. Its model's files may have changed.
+void Reconciler::TakeOver(const Set& before, Set* set) {
+  if (set->request.SerializeAsString() != before.request.SerializeAsString()) return;
+  std::string name = std::move(set->name);
+  *set = before;
+  set->name = std::move(name);
+  set->fingerprint_stale = true;
 }
 
 // ---- The thread.
@@ -140,9 +146,13 @@ void Reconciler::Settle(Set* set) {
   }
   if (set->failed_attempts == 0 || set->fingerprint_stale) return;
   const bool is_whole = actual.has_value() && actual->phase == ActualSet::Phase::kResident && !actual->quarantined;
-  if (!is_whole) return;
+  if (is_whole) Forgive(set);
+}
+
+void Reconciler::Forgive(Set* set) {
   set->failed_attempts = 0;
   set->failure = absl::OkStatus();
+  set->retry_at = {};
 }
 
 // What is not there is looked for anew each time: its files may be others by now.
@@ -155,7 +165,7 @@ void Reconciler::FindFingerprint(Set* set, std::set<std::string>* dropped) {
   const absl::StatusOr<std::string> found = options_.find_fingerprint(set->request);
   if (!found.ok()) return NoteFailure(set, found.status());
   if (!set->fingerprint.empty() && set->fingerprint != *found) dropped->insert(set->fingerprint);
-  if (set->fingerprint_stale) set->failed_attempts = 0;
+  if (set->fingerprint != *found) Forgive(set);  // it is other files now, or there for the first time
   set->fingerprint = *found;
   set->fingerprint_stale = false;
 }

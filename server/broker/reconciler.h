@@ -114,6 +114,7 @@ class Reconciler {
   bool MustFindFingerprint(const Set& set) const;
   void FindFingerprint(Set* set, std::set<std::string>* dropped);
   void NoteFailure(Set* set, const absl::Status& why);
+  static void Forgive(Set* set);
   void PutBack(const Desired& desired);
   void TellIfChanged();
 
@@ -129,6 +130,7 @@ class Reconciler {
   void NoteTrouble(const ReconcileAction& action, const absl::Status& why);
 
   absl::StatusOr<Desired> Parse() const;
+  static void TakeOver(const Set& before, Set* set);
   v1::DesiredSet Describe(const Set& set) const;
   void DescribeState(const Set& set, v1::DesiredSet* proto) const;
   Desired Copy() const;

@@ -41,7 +41,7 @@ class ReconcilerTest : public ::testing::Test {
   void Write(const std::vector<std::string>& names, const std::map<std::string, std::string>& aliases = {}) const {
     Json sets = Json::array();
     for (const std::string& name : names) {
-      sets.push_back({{"name", name}, {"model", "models:" + name}, {"torch_version", "any"}});
+      sets.push_back({{"name", name}, {"model", "models:" + name}, {"torch_version", torch_version_}});
     }
     WriteFile(file_, Json({{"version", 1}, {"sets", sets}, {"aliases", aliases}}).dump());
   }
@@ -53,8 +53,8 @@ class ReconcilerTest : public ::testing::Test {
         .find_fingerprint = [this](const v1::RegisterRequest& request) { return FindFingerprint(request); },
         .load = [this](const v1::RegisterRequest& request) { return Load(request); },
         .look_interval = std::chrono::milliseconds(5),
-        .min_pause = std::chrono::milliseconds(1),
-        .max_pause = std::chrono::milliseconds(4),
+        .min_pause = min_pause_,
+        .max_pause = 4 * min_pause_,
         .on_failure =
             [this](const std::string& reason) {
               MutexLock lock(mutex_);
@@ -123,6 +123,8 @@ class ReconcilerTest : public ::testing::Test {
   const TemporaryFolder folder_;
   const std::string file_;
   const std::shared_ptr<Registry> registry_ = Registry::Create({});
+  std::string torch_version_ = "any";
+  std::chrono::milliseconds min_pause_{1};
 
   Mutex mutex_;
   std::set<std::string> broken_models_ ABSL_GUARDED_BY(mutex_);
@@ -331,6 +333,30 @@ TEST_F(ReconcilerTest, ReplacesAModelWhoseFilesHaveChangedWhenTheFileIsReadAgain
   ASSERT_THAT(reconciler_->ReadFile(), IsOk());
   ASSERT_TRUE(Eventually([this] { return AliasNames("m@live") == Hash("a2"); }));
   EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
+}
+
+TEST_F(ReconcilerTest, KeepsThePauseOfWhatHasFailedWhenTheFileIsReadAgainUnlessItsEntryHasChanged) {
+  min_pause_ = std::chrono::hours(1);
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {"a"};
+  }
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 1; }));
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {};
+  }
+  Write({"a", "b"});
+  ASSERT_THAT(reconciler_->ReadFile(), IsOk());
+  ASSERT_TRUE(Eventually([this] { return StateOf(1) == v1::DesiredSet::STATE_RESIDENT; }));
+  EXPECT_EQ(StateOf(0), v1::DesiredSet::STATE_FAILED);
+  EXPECT_EQ(reconciler_->DescribeSets()[0].failed_attempts(), 1);
+  torch_version_ = "2.11.0";
+  Write({"a", "b"});
+  ASSERT_THAT(reconciler_->ReadFile(), IsOk());
+  EXPECT_TRUE(IsReached());
 }
 
 TEST_F(ReconcilerTest, TellsThoseWhoWatchWhenReadinessChanges) {
