@@ -144,15 +144,23 @@ void Reconciler::Settle(Set* set) {
     const WeightSetView view = options_.registry->View(std::exchange(set->load, nullptr));
     if (view.state == v1::WEIGHT_SET_STATE_FAILED) return NoteFailure(set, view.failure);
   }
-  if (set->failed_attempts == 0 || set->fingerprint_stale) return;
   const bool is_whole = actual.has_value() && actual->phase == ActualSet::Phase::kResident && !actual->quarantined;
-  if (is_whole) Forgive(set);
+  if (!is_whole) {
+    set->whole_since.reset();
+    return;
+  }
+  if (set->failed_attempts == 0 || set->fingerprint_stale) return;
+  const TimePoint now = options_.clock->SteadyNow();
+  if (!set->whole_since.has_value()) set->whole_since = now;
+  // Memory that is bad shows only some time after a load that went well.
+  if (!set->was_damaged || now - *set->whole_since >= options_.trusted_after) Forgive(set);
 }
 
 void Reconciler::Forgive(Set* set) {
   set->failed_attempts = 0;
   set->failure = absl::OkStatus();
   set->retry_at = {};
+  set->was_damaged = false;
 }
 
 // What is not there is looked for anew each time: its files may be others by now.

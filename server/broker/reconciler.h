@@ -42,6 +42,8 @@ struct ReconcilerOptions {
   std::chrono::milliseconds look_interval{1'000};  // for what nobody tells of: aliases and pins that somebody changed
   std::chrono::milliseconds min_pause{1'000};      // after a set's first failure; it doubles with each
   std::chrono::milliseconds max_pause{60'000};
+  // For so long a set that was found damaged must have been whole, before that counts as a failure no more.
+  std::chrono::milliseconds trusted_after{600'000};
   // Each may be empty. Called without a lock held.
   std::function<void(const std::string& reason)> on_failure = {};     // of one attempt to get a set
   std::function<void(bool taken)> on_read = {};                       // of the file
@@ -85,6 +87,8 @@ class Reconciler {
     int failed_attempts = 0;
     absl::Status failure = absl::OkStatus();  // of the last of them
     TimePoint retry_at = {};
+    bool was_damaged = false;                             // at one of them
+    std::optional<TimePoint> whole_since = std::nullopt;  // as far as was seen since one of them
   };
 
   // What the thread waits for. The registry may come to it late.
@@ -124,7 +128,8 @@ class Reconciler {
   std::optional<ActualSet> LookAt(const std::string& fingerprint) const;  // nothing of a set that has ended
   void Perform(const ReconcileAction& action, Desired* desired);
   absl::Status Load(Set* set);
-  absl::Status ReleaseForReload(const ReconcileAction& action, const Desired& desired);
+  void ReleaseForReload(const ReconcileAction& action, Desired* desired);
+  absl::Status Release(const WeightSetRef& set, const Desired& desired);
   absl::Status PointAlias(const ReconcileAction& action);
   absl::Status ChangePin(const ReconcileAction& action);
   void NoteTrouble(const ReconcileAction& action, const absl::Status& why);

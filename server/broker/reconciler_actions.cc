@@ -17,6 +17,14 @@ bool IsLoading(v1::WeightSetState state) {
          state == v1::WEIGHT_SET_STATE_VERIFYING;
 }
 
+absl::Status WasDamaged(const absl::Status& quarantine) {
+  auto metadata = GetErrorDetails(quarantine).metadata;
+  return MakeError(Reason::kQuarantined,
+                   absl::StrCat("rank ", metadata["rank"], " was in quarantine (", metadata["cause"],
+                                "), and is loaded again; where that goes on, look for bad memory"),
+                   metadata);
+}
+
 }  // namespace
 
 std::optional<ActualSet> Reconciler::LookAt(const std::string& fingerprint) const {
@@ -64,8 +72,7 @@ void Reconciler::Perform(const ReconcileAction& action, Desired* desired) {
       if (!done.ok()) NoteFailure(&desired->sets[action.set], done);
       return;
     case ReconcileAction::Kind::kRelease:
-      done = ReleaseForReload(action, *desired);
-      if (!done.ok()) NoteFailure(&desired->sets[action.set], done);
+      ReleaseForReload(action, desired);
       return;
     case ReconcileAction::Kind::kAlias:
       done = PointAlias(action);
@@ -85,22 +92,31 @@ absl::Status Reconciler::Load(Set* set) {
   return absl::OkStatus();
 }
 
-// Its aliases would keep it. They name it again once it is resident.
-absl::Status Reconciler::ReleaseForReload(const ReconcileAction& action, const Desired& desired) {
+// That it was damaged counts as a failure: memory that is bad would have it loaded and released in turns without end.
+void Reconciler::ReleaseForReload(const ReconcileAction& action, Desired* desired) {
+  Set* const wanted = &desired->sets[action.set];
   const WeightSetRef set = options_.registry->Find(action.fingerprint);
-  if (set == nullptr) return absl::OkStatus();
+  if (set == nullptr) return;
+  const absl::Status damage = options_.registry->CheckNotQuarantined(set);
+  const absl::Status released = Release(set, *desired);
+  if (!released.ok()) return NoteFailure(wanted, released);
+  Log(LogLevel::kWarning, "desired.released",
+      {{"set", wanted->name},
+       {"fingerprint", action.fingerprint},
+       {"message", "it was in quarantine and nobody held it: it is loaded again"}});
+  wanted->was_damaged = true;
+  NoteFailure(wanted, WasDamaged(damage));
+}
+
+// Its aliases would keep it. They name it again once it is resident.
+absl::Status Reconciler::Release(const WeightSetRef& set, const Desired& desired) {
   const v1::WeightSet described = options_.registry->Describe(set);
   for (const std::string& alias : described.aliases()) {
     if (desired.aliases.count(alias) == 0) continue;
-    RETURN_IF_ERROR(options_.registry->DeleteAlias(alias, action.fingerprint).status());
+    RETURN_IF_ERROR(options_.registry->DeleteAlias(alias, set->fingerprint().hash).status());
     if (options_.on_alias_change) options_.on_alias_change("deleted");
   }
-  RETURN_IF_ERROR(options_.registry->Release(set).status());
-  Log(LogLevel::kWarning, "desired.released",
-      {{"set", desired.sets[action.set].name},
-       {"fingerprint", action.fingerprint},
-       {"message", "it was in quarantine and nobody held it: it is loaded again"}});
-  return absl::OkStatus();
+  return options_.registry->Release(set).status();
 }
 
 absl::Status Reconciler::PointAlias(const ReconcileAction& action) {

@@ -55,6 +55,7 @@ class ReconcilerTest : public ::testing::Test {
         .look_interval = std::chrono::milliseconds(5),
         .min_pause = min_pause_,
         .max_pause = 4 * min_pause_,
+        .trusted_after = trusted_after_,
         .on_failure =
             [this](const std::string& reason) {
               MutexLock lock(mutex_);
@@ -125,6 +126,7 @@ class ReconcilerTest : public ::testing::Test {
   const std::shared_ptr<Registry> registry_ = Registry::Create({});
   std::string torch_version_ = "any";
   std::chrono::milliseconds min_pause_{1};
+  std::chrono::milliseconds trusted_after_{0};
 
   Mutex mutex_;
   std::set<std::string> broken_models_ ABSL_GUARDED_BY(mutex_);
@@ -268,6 +270,45 @@ TEST_F(ReconcilerTest, LoadsAgainWhatIsInQuarantineOnceNobodyHoldsIt) {
   ASSERT_TRUE(IsReached());
   EXPECT_EQ(registry_->Describe(Find("a")).generation(), 2);
   EXPECT_EQ(AliasNames("m@live"), Hash("a"));
+}
+
+TEST_F(ReconcilerTest, PausesBeforeItLoadsAgainWhatWasDamagedAndLongerEachTime) {
+  min_pause_ = std::chrono::hours(1);
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(IsReached());
+  registry_->Quarantine(Find("a"), 0, "a bit has flipped");
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 1; }));
+  const v1::DesiredSet damaged = reconciler_->DescribeSets()[0];
+  EXPECT_EQ(damaged.state(), v1::DesiredSet::STATE_FAILED);
+  EXPECT_EQ(damaged.failure().reason(), "QUARANTINED");
+  EXPECT_THAT(damaged.failure().message(), HasSubstr("a bit has flipped"));
+  EXPECT_TRUE(damaged.has_retry_time());
+  EXPECT_EQ(Find("a"), nullptr) << "its memory is given back meanwhile";
+  EXPECT_THAT(loads(), SizeIs(1));
+  MutexLock lock(mutex_);
+  EXPECT_EQ(failures_["QUARANTINED"], 1);
+}
+
+TEST_F(ReconcilerTest, GoesOnCountingWhatIsDamagedAgainAfterALoadThatWentWell) {
+  trusted_after_ = std::chrono::hours(1);
+  Write({"a"});
+  Start();
+  for (int times = 1; times <= 3; ++times) {
+    ASSERT_TRUE(Eventually([&] { return static_cast<int>(loads().size()) == times; }));
+    ASSERT_TRUE(IsReached());
+    registry_->Quarantine(Find("a"), 0, "a bit has flipped");
+    ASSERT_TRUE(Eventually([&] { return reconciler_->DescribeSets()[0].failed_attempts() == times; }));
+  }
+}
+
+TEST_F(ReconcilerTest, ForgetsThatASetWasDamagedOnceItHasBeenWholeForAWhile) {
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(IsReached());
+  registry_->Quarantine(Find("a"), 0, "a bit has flipped");
+  ASSERT_TRUE(Eventually([this] { return loads().size() == 2; }));
+  EXPECT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 0; }));
 }
 
 TEST_F(ReconcilerTest, PutsAnAliasBackThatSomebodyHasMoved) {
