@@ -259,9 +259,9 @@ struct Broker::Parts {
     for (const v1::DesiredSet& set : reconciler.DescribeSets()) {
       ++values->desired_sets_by_state[DesiredStateName(set.state())];
     }
-    values->desired_aliases_by_state = {{"in_place", 0}, {"missing", 0}};
+    values->desired_aliases_by_state = {{"in_place", 0}, {"missing", 0}, {"failed", 0}};
     for (const v1::DesiredAlias& alias : reconciler.DescribeAliases()) {
-      ++values->desired_aliases_by_state[alias.in_place() ? "in_place" : "missing"];
+      ++values->desired_aliases_by_state[alias.in_place() ? "in_place" : alias.has_failure() ? "failed" : "missing"];
     }
     values->desired_file_refused = !reconciler.failure().ok();
   }

@@ -127,10 +127,12 @@ void Reconciler::Pass() {
     Settle(&set);
     if (MustFindFingerprint(set)) FindFingerprint(&set, &desired.dropped);
   }
+  Troubles troubles;
   for (const ReconcileAction& action : Reconcile(Want(desired), Look(desired))) {
     if (stopped()) return;
-    Perform(action, &desired);
+    Perform(action, &desired, &troubles);
   }
+  NoteTroubles(troubles);
   desired.dropped = DroppedLeft(Want(desired), Look(desired));
   PutBack(desired);
   TellIfChanged();

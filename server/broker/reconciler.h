@@ -110,6 +110,10 @@ class Reconciler {
     std::set<std::string> dropped;
   };
 
+  // What could not be done at the last look, and is tried again at the next: an alias by its name, a pin by the
+  // fingerprint.
+  using Troubles = std::map<std::string, absl::Status>;
+
   // The thread's.
   void Run();
   bool WaitForWork();
@@ -126,13 +130,13 @@ class Reconciler {
   WantedState Want(const Desired& desired) const;
   ActualState Look(const Desired& desired) const;
   std::optional<ActualSet> LookAt(const std::string& fingerprint) const;  // nothing of a set that has ended
-  void Perform(const ReconcileAction& action, Desired* desired);
+  void Perform(const ReconcileAction& action, Desired* desired, Troubles* troubles);
   absl::Status Load(Set* set);
   void ReleaseForReload(const ReconcileAction& action, Desired* desired);
   absl::Status Release(const WeightSetRef& set, const Desired& desired);
   absl::Status PointAlias(const ReconcileAction& action);
   absl::Status ChangePin(const ReconcileAction& action);
-  void NoteTrouble(const ReconcileAction& action, const absl::Status& why);
+  void NoteTroubles(const Troubles& troubles);
 
   absl::StatusOr<Desired> Parse() const;
   static void TakeOver(const Set& before, Set* set);
@@ -148,9 +152,9 @@ class Reconciler {
   bool was_read_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   Desired desired_ ABSL_GUARDED_BY(mutex_);
+  Troubles troubles_ ABSL_GUARDED_BY(mutex_);
 
-  bool was_satisfied_ = false;  // the thread's own, as the next
-  std::string last_trouble_;    // that was logged: the same is not said again
+  bool was_satisfied_ = false;  // the thread's own
   std::thread thread_;
   Subscription subscription_;
 };

@@ -64,7 +64,7 @@ ActualState Reconciler::Look(const Desired& desired) const {
   return actual;
 }
 
-void Reconciler::Perform(const ReconcileAction& action, Desired* desired) {
+void Reconciler::Perform(const ReconcileAction& action, Desired* desired, Troubles* troubles) {
   absl::Status done;
   switch (action.kind) {
     case ReconcileAction::Kind::kLoad:
@@ -82,7 +82,7 @@ void Reconciler::Perform(const ReconcileAction& action, Desired* desired) {
       done = ChangePin(action);
       break;
   }
-  if (!done.ok()) NoteTrouble(action, done);
+  if (!done.ok()) (*troubles)[action.alias.empty() ? action.fingerprint : action.alias] = done;
 }
 
 absl::Status Reconciler::Load(Set* set) {
@@ -144,15 +144,19 @@ absl::Status Reconciler::ChangePin(const ReconcileAction& action) {
   return absl::OkStatus();
 }
 
-// It is tried again at each look.
-void Reconciler::NoteTrouble(const ReconcileAction& action, const absl::Status& why) {
-  const std::string trouble = absl::StrCat(action.alias, " ", action.fingerprint, " ", why.message());
-  if (trouble == std::exchange(last_trouble_, trouble)) return;
-  Log(LogLevel::kError, "desired.not_done",
-      {{"fingerprint", action.fingerprint},
-       {"alias", action.alias},
-       {"reason", GetErrorDetails(why).reason},
-       {"message", std::string(why.message())}});
+// What was so at the last look, too, is not said again.
+void Reconciler::NoteTroubles(const Troubles& troubles) {
+  Troubles before;
+  {
+    MutexLock lock(mutex_);
+    before = std::exchange(troubles_, troubles);
+  }
+  for (const auto& [subject, why] : troubles) {
+    const auto known = before.find(subject);
+    if (known != before.end() && known->second == why) continue;
+    Log(LogLevel::kError, "desired.not_done",
+        {{"subject", subject}, {"reason", GetErrorDetails(why).reason}, {"message", std::string(why.message())}});
+  }
 }
 
 }  // namespace weightbroker

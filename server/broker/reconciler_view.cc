@@ -78,6 +78,11 @@ void Reconciler::DescribeState(const Set& set, v1::DesiredSet* proto) const {
 std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
   const Desired desired = Copy();
   const ActualState actual = Look(desired);
+  Troubles troubles;
+  {
+    MutexLock lock(mutex_);
+    troubles = troubles_;
+  }
   std::vector<v1::DesiredAlias> described;
   for (const auto& [name, index] : desired.aliases) {
     const Set& set = desired.sets[index];
@@ -88,6 +93,8 @@ std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
     if (now != actual.aliases.end()) alias.set_fingerprint(now->second);
     alias.set_in_place(
         weightbroker::IsSatisfied({.sets = {{set.fingerprint}}, .aliases = {{name, 0}}, .dropped = {}}, actual));
+    const auto trouble = troubles.find(name);
+    if (!alias.in_place() && trouble != troubles.end()) WriteFailure(trouble->second, alias.mutable_failure());
   }
   return described;
 }

@@ -32,6 +32,12 @@ using State = v1::DesiredSet::State;
 
 constexpr std::chrono::seconds kPatience(60);
 
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 // A registry without loaders: a load is over as soon as it has begun, or when the test says so.
 class ReconcilerTest : public ::testing::Test {
  protected:
@@ -123,7 +129,7 @@ class ReconcilerTest : public ::testing::Test {
 
   const TemporaryFolder folder_;
   const std::string file_;
-  const std::shared_ptr<Registry> registry_ = Registry::Create({});
+  const std::shared_ptr<Registry> registry_ = Registry::Create({.max_aliases = 2});
   std::string torch_version_ = "any";
   std::chrono::milliseconds min_pause_{1};
   std::chrono::milliseconds trusted_after_{0};
@@ -317,6 +323,43 @@ TEST_F(ReconcilerTest, PutsAnAliasBackThatSomebodyHasMoved) {
   ASSERT_TRUE(IsReached());
   ASSERT_THAT(registry_->SetAlias({.name = "m@live", .set = Find("b")}), IsOk());
   EXPECT_TRUE(Eventually([this] { return AliasNames("m@live") == Hash("a"); }));
+}
+
+TEST_F(ReconcilerTest, SaysOnceOfEachAliasThatCannotBeSetAndShowsItUntilItCan) {
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(IsReached());
+  for (const char* const by_hand : {"by@hand", "by@another"}) {
+    ASSERT_THAT(registry_->SetAlias({.name = by_hand, .set = Find("a")}), IsOk());
+  }
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {"x"};  // each attempt at which is a look
+  }
+  ::testing::internal::CaptureStderr();
+  Write({"a", "x"}, {{"m@live", "a"}, {"n@live", "a"}});
+  ASSERT_THAT(reconciler_->ReadFile(), IsOk());
+  const auto have_failed = [this] {
+    const auto aliases = reconciler_->DescribeAliases();
+    return aliases[0].has_failure() && aliases[1].has_failure();
+  };
+  ASSERT_TRUE(Eventually(have_failed));
+  EXPECT_EQ(reconciler_->DescribeAliases()[1].failure().reason(), "TOO_MANY_REQUESTS");
+  EXPECT_FALSE(reconciler_->IsSatisfied());
+  const int looks = reconciler_->DescribeSets()[1].failed_attempts();
+  ASSERT_TRUE(Eventually([&] { return reconciler_->DescribeSets()[1].failed_attempts() > looks + 3; }));
+  for (const char* const by_hand : {"by@hand", "by@another"}) {
+    ASSERT_THAT(registry_->DeleteAlias(by_hand, std::nullopt), IsOk());
+  }
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {};
+  }
+  ASSERT_TRUE(IsReached());
+  EXPECT_TRUE(Eventually([&] { return !have_failed(); }));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "event=desired.not_done subject=m@live"), 1) << log;
+  EXPECT_EQ(Count(log, "event=desired.not_done subject=n@live"), 1) << log;
 }
 
 TEST_F(ReconcilerTest, TakesUpWhatAFileSaysThatIsReadAgain) {
