@@ -13,7 +13,10 @@ const ActualSet* Find(const ActualState& actual, const std::string& fingerprint)
   return found == actual.sets.end() ? nullptr : &found->second;
 }
 
-bool IsWhole(const ActualSet* set) { return set != nullptr && set->phase == Phase::kResident && !set->quarantined; }
+bool IsWhole(const WantedState::Set& wanted, const ActualState& actual) {
+  const ActualSet* const set = Find(actual, wanted.fingerprint);
+  return set != nullptr && set->phase == Phase::kResident && !set->quarantined && !wanted.misplaced;
+}
 
 // What is dropped may prove to be wanted under another name.
 bool KnowsAllFingerprints(const WantedState& wanted) {
@@ -65,7 +68,7 @@ void LoadNext(const WantedState& wanted, const ActualState& actual, std::vector<
 void PinWanted(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
   for (const auto& wanted_set : wanted.sets) {
     const ActualSet* const set = Find(actual, wanted_set.fingerprint);
-    if (set == nullptr || set->phase == Phase::kDraining || set->pinned) continue;
+    if (set == nullptr || set->phase == Phase::kDraining || set->pinned || wanted_set.misplaced) continue;
     const ReconcileAction pin = {.kind = Kind::kPin, .fingerprint = wanted_set.fingerprint};
     if (std::find(actions->begin(), actions->end(), pin) == actions->end()) actions->push_back(pin);
   }
@@ -79,7 +82,7 @@ bool IsInPlace(const std::string& alias, const std::string& fingerprint, const A
 void MoveAliases(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
   for (const auto& [alias, index] : wanted.aliases) {
     const std::string& fingerprint = wanted.sets[index].fingerprint;
-    if (!IsWhole(Find(actual, fingerprint)) || IsInPlace(alias, fingerprint, actual)) continue;
+    if (!IsWhole(wanted.sets[index], actual) || IsInPlace(alias, fingerprint, actual)) continue;
     actions->push_back({.kind = Kind::kAlias, .set = index, .fingerprint = fingerprint, .alias = alias});
   }
 }
@@ -108,7 +111,7 @@ std::vector<ReconcileAction> Reconcile(const WantedState& wanted, const ActualSt
 }
 
 bool IsSatisfied(const WantedState& wanted, const ActualState& actual) {
-  const auto is_whole = [&](const auto& set) { return IsWhole(Find(actual, set.fingerprint)); };
+  const auto is_whole = [&](const auto& set) { return IsWhole(set, actual); };
   return std::all_of(wanted.sets.begin(), wanted.sets.end(), is_whole) &&
          std::all_of(wanted.aliases.begin(), wanted.aliases.end(), [&](const auto& alias) {
            return IsInPlace(alias.first, wanted.sets[alias.second].fingerprint, actual);

@@ -19,6 +19,7 @@ struct WantedState {
   struct Set {
     std::string fingerprint;  // empty while it is not known
     bool may_try = true;      // false while it pauses after a failure
+    bool misplaced = false;   // what is there with its fingerprint has other ranks, or is on other devices
   };
   std::vector<Set> sets;                  // in the order in which they are to be loaded
   std::map<std::string, size_t> aliases;  // by name, to the index of a set

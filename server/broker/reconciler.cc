@@ -140,6 +140,8 @@ void Reconciler::Pass() {
 
 // What has become of it since the last look.
 void Reconciler::Settle(Set* set) {
+  if (const absl::Status held = CheckHeld(*set); !held.ok()) return NoteMisplaced(set, held);
+  if (std::exchange(set->was_misplaced, false)) Forgive(set);
   const std::optional<ActualSet> actual = LookAt(set->fingerprint);
   if (set->load != nullptr) {
     if (actual.has_value() && actual->phase == ActualSet::Phase::kLoading) return;
@@ -156,6 +158,13 @@ void Reconciler::Settle(Set* set) {
   if (!set->whole_since.has_value()) set->whole_since = now;
   // Memory that is bad shows only some time after a load that went well.
   if (!set->was_damaged || now - *set->whole_since >= options_.trusted_after) Forgive(set);
+}
+
+// Somebody has registered it with other ranks. What there is may be in use, and is left to whoever did.
+void Reconciler::NoteMisplaced(Set* set, const absl::Status& why) {
+  set->load = nullptr;
+  const bool is_new = !std::exchange(set->was_misplaced, true);
+  if (is_new || set->retry_at <= options_.clock->SteadyNow()) NoteFailure(set, why);
 }
 
 void Reconciler::Forgive(Set* set) {

@@ -87,6 +87,7 @@ class Reconciler {
     int failed_attempts = 0;
     absl::Status failure = absl::OkStatus();  // of the last of them
     TimePoint retry_at = {};
+    bool was_misplaced = false;                           // when it was last looked at
     bool was_damaged = false;                             // at one of them
     std::optional<TimePoint> whole_since = std::nullopt;  // as far as was seen since one of them
   };
@@ -122,6 +123,7 @@ class Reconciler {
   bool MustFindFingerprint(const Set& set) const;
   void FindFingerprint(Set* set, std::set<std::string>* dropped);
   void NoteFailure(Set* set, const absl::Status& why);
+  void NoteMisplaced(Set* set, const absl::Status& why);
   static void Forgive(Set* set);
   void PutBack(const Desired& desired);
   void TellIfChanged();
@@ -129,6 +131,7 @@ class Reconciler {
   // reconcile.h's.
   WantedState Want(const Desired& desired) const;
   ActualState Look(const Desired& desired) const;
+  absl::Status CheckHeld(const Set& set) const;  // that what is there with its fingerprint is held as wanted
   std::optional<ActualSet> LookAt(const std::string& fingerprint) const;  // nothing of a set that has ended
   void Perform(const ReconcileAction& action, Desired* desired, Troubles* troubles);
   absl::Status Load(Set* set);

@@ -44,10 +44,21 @@ std::optional<ActualSet> Reconciler::LookAt(const std::string& fingerprint) cons
   return actual;
 }
 
+absl::Status Reconciler::CheckHeld(const Set& set) const {
+  const WeightSetRef found = set.fingerprint.empty() ? nullptr : options_.registry->Find(set.fingerprint);
+  if (found == nullptr) return absl::OkStatus();
+  const v1::WeightSetState state = options_.registry->View(found).state;
+  if (!IsLoading(state) && state != v1::WEIGHT_SET_STATE_RESIDENT) return absl::OkStatus();
+  return weightbroker::CheckHeld(set.request, found->placement());
+}
+
 WantedState Reconciler::Want(const Desired& desired) const {
   const TimePoint now = options_.clock->SteadyNow();
   WantedState wanted;
-  for (const Set& set : desired.sets) wanted.sets.push_back({set.fingerprint, set.retry_at <= now});
+  for (const Set& set : desired.sets) {
+    wanted.sets.push_back(
+        {.fingerprint = set.fingerprint, .may_try = set.retry_at <= now, .misplaced = !CheckHeld(set).ok()});
+  }
   wanted.aliases = desired.aliases;
   wanted.dropped = desired.dropped;
   return wanted;

@@ -60,7 +60,10 @@ v1::DesiredSet Reconciler::Describe(const Set& set) const {
 
 void Reconciler::DescribeState(const Set& set, v1::DesiredSet* proto) const {
   const std::optional<ActualSet> actual = LookAt(set.fingerprint);
-  if (!actual.has_value()) {
+  if (const absl::Status held = CheckHeld(set); !held.ok()) {
+    proto->set_state(v1::DesiredSet::STATE_FAILED);
+    WriteFailure(held, proto->mutable_failure());
+  } else if (!actual.has_value()) {
     proto->set_state(set.failed_attempts > 0 ? v1::DesiredSet::STATE_FAILED : v1::DesiredSet::STATE_WAITING);
   } else if (actual->phase == ActualSet::Phase::kDraining) {
     proto->set_state(v1::DesiredSet::STATE_DRAINING);
@@ -78,6 +81,7 @@ void Reconciler::DescribeState(const Set& set, v1::DesiredSet* proto) const {
 std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
   const Desired desired = Copy();
   const ActualState actual = Look(desired);
+  const WantedState wanted = Want(desired);
   Troubles troubles;
   {
     MutexLock lock(mutex_);
@@ -92,7 +96,7 @@ std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
     const auto now = actual.aliases.find(name);
     if (now != actual.aliases.end()) alias.set_fingerprint(now->second);
     alias.set_in_place(
-        weightbroker::IsSatisfied({.sets = {{set.fingerprint}}, .aliases = {{name, 0}}, .dropped = {}}, actual));
+        weightbroker::IsSatisfied({.sets = {wanted.sets[index]}, .aliases = {{name, 0}}, .dropped = {}}, actual));
     const auto trouble = troubles.find(name);
     if (!alias.in_place() && trouble != troubles.end()) WriteFailure(trouble->second, alias.mutable_failure());
   }

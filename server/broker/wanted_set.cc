@@ -53,12 +53,12 @@ absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context,
   const auto resolved = ResolveSpec(context, request.spec(), request.environment());
   if (!resolved.ok()) {
     const auto sets = FindSetsOfGoneFiles(context, request.spec(), request.environment());
-    if (!sets.empty()) return sets.front()->fingerprint().hash;
-    return resolved.status();
+    if (sets.empty()) return resolved.status();
+    const auto held = std::find_if(sets.begin(), sets.end(),
+                                   [&](const auto& set) { return CheckHeld(request, set->placement()).ok(); });
+    return (held != sets.end() ? *held : sets.front())->fingerprint().hash;
   }
   ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context, request, *resolved));
-  const WeightSetRef there = context.registry->Find(wanted.fingerprint.hash);
-  if (there != nullptr) RETURN_IF_ERROR(CheckPlacement(request, wanted.placement, there->placement()));
   return wanted.fingerprint.hash;
 }
 

@@ -31,9 +31,9 @@ absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::Re
 // the request says so. Blocks on files. Fails as a Register does before it waits.
 absl::StatusOr<WeightSetRef> LoadSet(const ServiceContext& context, const v1::RegisterRequest& request);
 
-// The fingerprint of that set; nothing is begun. Where files that a set here was made from are gone, and what is left
-// of them is unchanged, that set's. Blocks on files. Fails as ResolveSpec, WantSet and, where the set is there,
-// CheckPlacement do.
+// The fingerprint of that set, which may be here with other ranks or on other devices; nothing is begun. Where files
+// that a set here was made from are gone, and what is left of them is unchanged, that set's. Blocks on files. Fails as
+// ResolveSpec and WantSet do.
 absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context, const v1::RegisterRequest& request);
 
 }  // namespace weightbroker

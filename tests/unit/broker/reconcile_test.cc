@@ -59,6 +59,15 @@ TEST(Reconcile, PinsWhatItFindsThere) {
               ElementsAre(ReconcileAction{.kind = Kind::kPin, .fingerprint = "a"}));
 }
 
+TEST(Reconcile, NeitherTakesNorTouchesASetThatIsHeldOtherwise) {
+  WantedState wanted = Want({"a"});
+  wanted.sets[0].misplaced = true;
+  wanted.aliases = {{"m@live", 0}};
+  const ActualState actual = SetsOnly({{"a", {.phase = Phase::kResident, .pinned = false}}});
+  EXPECT_FALSE(IsSatisfied(wanted, actual));
+  EXPECT_THAT(Reconcile(wanted, actual), IsEmpty());
+}
+
 TEST(Reconcile, MovesAnAliasOnceItsSetIsResidentAndNotBefore) {
   WantedState wanted = Want({"new"});
   wanted.aliases = {{"m@live", 0}};

@@ -190,6 +190,32 @@ TEST_F(ReconcilerTest, FindsWhatIsThereByItsFingerprintAndPinsIt) {
   EXPECT_THAT(loads(), ElementsAre("a"));
 }
 
+// It has the right fingerprint, and a rank is missing.
+TEST_F(ReconcilerTest, IsNotSatisfiedByASetOfWhichSomebodyRegisteredOtherRanksAndSaysSo) {
+  min_pause_ = std::chrono::hours(1);
+  NewWeightSet partial;
+  partial.fingerprint.hash = Hash("a");
+  partial.placement = {.ranks = {{1}}, .world_size = 2};
+  FinishLoad(*registry_, registry_->Begin(partial).value().set, 4096);
+  Write({"a"}, {{"m@live", "a"}});
+  Start();
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 1; }));
+  EXPECT_FALSE(reconciler_->IsSatisfied());
+  const v1::DesiredSet failed = reconciler_->DescribeSets()[0];
+  EXPECT_EQ(failed.state(), v1::DesiredSet::STATE_FAILED);
+  EXPECT_EQ(failed.failure().reason(), "PLACEMENT_MISMATCH");
+  EXPECT_THAT(failed.failure().message(), HasSubstr("1, where 0-1 are asked for"));
+  EXPECT_EQ(AliasNames("m@live"), "");
+  EXPECT_FALSE(registry_->Describe(Find("a")).pinned());
+  {
+    MutexLock lock(mutex_);
+    EXPECT_EQ(failures_["PLACEMENT_MISMATCH"], 1);
+  }
+  ASSERT_THAT(registry_->Release(Find("a")), IsOk());
+  EXPECT_TRUE(IsReached()) << "what was in its way has gone, and with it the pause";
+  EXPECT_THAT(loads(), ElementsAre("a"));
+}
+
 TEST_F(ReconcilerTest, TriesAModelAgainUntilItIsMendedAndGoesOnWithTheOthers) {
   {
     MutexLock lock(mutex_);

@@ -84,10 +84,29 @@ TEST(DesiredRequests, RefuseRanksThatTheSpecDoesNotHaveAndDevicesThatAreTooFew) 
 TEST(DesiredRequests, RefuseASetThatIsTheSameAsAnother) {
   DesiredSet same = SetNamed("b");
   same.tensor_parallel_size = 1;  // what nothing said comes to
-  EXPECT_THAT(ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile),
-              StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: is the same as the set \"a\"")));
+  EXPECT_THAT(
+      ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile),
+      StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: \"b\" is the same weights as \"a\" at /sets/0")));
   same.torch_version = "2.11.0";
   EXPECT_THAT(ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile), IsOk());
+}
+
+TEST(DesiredRequests, RefuseTwoSetsThatDifferOnlyInWhatOfThemIsHeldWhere) {
+  DesiredSet first = SetNamed("a");
+  first.tensor_parallel_size = 2;
+  const auto check = [&](const DesiredSet& second) {
+    return ToRegisterRequests({.sets = {first, second}, .aliases = {}}, kFile);
+  };
+  DesiredSet second = first;
+  second.name = "b";
+  second.ranks = {1};
+  EXPECT_THAT(check(second), StatusIs(Reason::kConfigurationInvalid, HasSubstr("\"b\" is the same weights as \"a\"")));
+  first.devices = {"GPU-a", "GPU-b"};
+  second.devices = {"GPU-c"};
+  EXPECT_THAT(check(second), StatusIs(Reason::kConfigurationInvalid));
+  second.ranks = {};
+  second.devices = {"host", "host"};
+  EXPECT_THAT(check(second), IsOk()) << "what is on GPUs is another weight set";
 }
 
 }  // namespace
