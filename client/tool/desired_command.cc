@@ -51,6 +51,10 @@ void PrintSets(const v1::HealthResponse& health) {
   printf("%s", FormatTable(rows).c_str());
   for (const v1::DesiredSet& set : health.desired_sets()) {
     if (set.has_failure()) PrintFailure(set.name(), set.failure());
+    for (const std::string& fingerprint : set.may_prove_to_be()) {
+      printf("%s: may prove to be %s, which is not in the file any more and stays pinned until that is known\n",
+             set.name().c_str(), fingerprint.substr(0, kShortFingerprint).c_str());
+    }
   }
 }
 

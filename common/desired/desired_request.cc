@@ -35,7 +35,6 @@ v1::RegisterRequest ToRequest(const DesiredSet& set) {
     v1::HandleKind_Parse(absl::StrCat("HANDLE_KIND_", name), &kind);  // one of those that the file may name
     request.add_handle_kinds(kind);
   }
-  request.set_pinned(true);
   return request;
 }
 

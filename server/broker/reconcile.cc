@@ -18,19 +18,20 @@ bool IsWhole(const WantedState::Set& wanted, const ActualState& actual) {
   return set != nullptr && set->phase == Phase::kResident && !set->quarantined && !wanted.misplaced;
 }
 
-// What is dropped may prove to be wanted under another name.
-bool KnowsAllFingerprints(const WantedState& wanted) {
-  return std::none_of(wanted.sets.begin(), wanted.sets.end(), [](const auto& set) { return set.fingerprint.empty(); });
-}
-
 bool IsWanted(const WantedState& wanted, const std::string& fingerprint) {
   return std::any_of(wanted.sets.begin(), wanted.sets.end(),
                      [&](const auto& set) { return set.fingerprint == fingerprint; });
 }
 
+bool MayProveToBeWanted(const WantedState& wanted, const std::string& fingerprint) {
+  return std::any_of(wanted.sets.begin(), wanted.sets.end(),
+                     [&](const auto& set) { return set.may_prove_to_be.count(fingerprint) > 0; });
+}
+
 void UnpinDropped(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
-  if (!KnowsAllFingerprints(wanted)) return;
-  for (const std::string& fingerprint : DroppedLeft(wanted, actual)) {
+  for (const auto& [fingerprint, set] : actual.sets) {
+    if (!set.pinned || set.phase == Phase::kDraining) continue;
+    if (IsWanted(wanted, fingerprint) || MayProveToBeWanted(wanted, fingerprint)) continue;
     actions->push_back({.kind = Kind::kUnpin, .fingerprint = fingerprint});
   }
 }
@@ -88,17 +89,6 @@ void MoveAliases(const WantedState& wanted, const ActualState& actual, std::vect
 }
 
 }  // namespace
-
-std::set<std::string> DroppedLeft(const WantedState& wanted, const ActualState& actual) {
-  if (!KnowsAllFingerprints(wanted)) return wanted.dropped;
-  std::set<std::string> left;
-  for (const std::string& fingerprint : wanted.dropped) {
-    const ActualSet* const set = Find(actual, fingerprint);
-    const bool is_pinned = set != nullptr && set->phase != Phase::kDraining && set->pinned;
-    if (is_pinned && !IsWanted(wanted, fingerprint)) left.insert(fingerprint);
-  }
-  return left;
-}
 
 std::vector<ReconcileAction> Reconcile(const WantedState& wanted, const ActualState& actual) {
   std::vector<ReconcileAction> actions;

@@ -47,9 +47,7 @@ absl::Status Reconciler::ReadFile() {
     if (desired.ok()) {
       was_read_ = true;
       desired->version = desired_.version + 1;
-      desired->dropped = desired_.dropped;
       for (const Set& before : desired_.sets) {
-        if (!before.fingerprint.empty()) desired->dropped.insert(before.fingerprint);
         for (Set& set : desired->sets) TakeOver(before, &set);
       }
       desired_ = *desired;
@@ -83,7 +81,7 @@ void Reconciler::TakeOver(const Set& before, Set* set) {
 // ---- The thread.
 
 void Reconciler::Start() {
-  if (options_.file.empty()) return;
+  if (options_.file.empty()) return UnpinAll();
   subscription_ = options_.registry->SubscribeToStates([waker = waker_] { waker->Wake(); });
   thread_ = StartThreadOrExit("the desired state", [this] { Run(); });
 }
@@ -121,19 +119,20 @@ bool Reconciler::WaitForWork() {
 }
 
 void Reconciler::Pass() {
+  if (!was_read()) return;  // nobody knows what is wanted
   Desired desired = Copy();
   for (Set& set : desired.sets) {
     if (stopped()) return;
     Settle(&set);
-    if (MustFindFingerprint(set)) FindFingerprint(&set, &desired.dropped);
+    if (MustFindFingerprint(set)) FindFingerprint(&set);
   }
+  for (Set& set : desired.sets) FindWhatItMayProveToBe(desired, &set);
   Troubles troubles;
   for (const ReconcileAction& action : Reconcile(Want(desired), Look(desired))) {
     if (stopped()) return;
     Perform(action, &desired, &troubles);
   }
   NoteTroubles(troubles);
-  desired.dropped = DroppedLeft(Want(desired), Look(desired));
   PutBack(desired);
   TellIfChanged();
 }
@@ -180,13 +179,36 @@ bool Reconciler::MustFindFingerprint(const Set& set) const {
   return set.fingerprint_stale || !LookAt(set.fingerprint).has_value();
 }
 
-void Reconciler::FindFingerprint(Set* set, std::set<std::string>* dropped) {
+void Reconciler::FindFingerprint(Set* set) {
   const absl::StatusOr<std::string> found = options_.find_fingerprint(set->request);
   if (!found.ok()) return NoteFailure(set, found.status());
-  if (!set->fingerprint.empty() && set->fingerprint != *found) dropped->insert(set->fingerprint);
   if (set->fingerprint != *found) Forgive(set);  // it is other files now, or there for the first time
   set->fingerprint = *found;
   set->fingerprint_stale = false;
+}
+
+// What has left the file and may be this one stays pinned until its fingerprint is known: it would be evicted, and
+// loaded again.
+void Reconciler::FindWhatItMayProveToBe(const Desired& desired, Set* set) const {
+  std::set<std::string> found;
+  for (const WeightSetRef& other : options_.registry->Sets()) {
+    if (!set->fingerprint.empty() && !set->fingerprint_stale) break;
+    const std::string& fingerprint = other->fingerprint().hash;
+    const bool is_wanted = std::any_of(desired.sets.begin(), desired.sets.end(),
+                                       [&](const Set& wanted) { return wanted.fingerprint == fingerprint; });
+    if (is_wanted || !options_.registry->View(other).pins.by_desired_state) continue;
+    if (options_.may_prove_to_be(set->request, *other)) found.insert(fingerprint);
+  }
+  for (const std::string& fingerprint : found) {
+    if (set->may_prove_to_be.count(fingerprint) > 0) continue;
+    Log(LogLevel::kWarning, "desired.stays_pinned",
+        {{"fingerprint", fingerprint},
+         {"set", set->name},
+         {"message",
+          "it is not in the file any more, and is not unpinned before the fingerprint of this set is known, "
+          "which was made from the same folder"}});
+  }
+  set->may_prove_to_be = std::move(found);
 }
 
 void Reconciler::NoteFailure(Set* set, const absl::Status& why) {
@@ -208,16 +230,10 @@ void Reconciler::NoteFailure(Set* set, const absl::Status& why) {
   if (options_.on_failure) options_.on_failure(reason);
 }
 
-// Unless it was read anew meanwhile: then what was found out is found again, but for what is not wanted any more.
+// Unless it was read anew meanwhile: then what was found out is found again.
 void Reconciler::PutBack(const Desired& desired) {
   MutexLock lock(mutex_);
-  if (desired_.version == desired.version) {
-    desired_ = desired;
-    return;
-  }
-  for (const Set& set : desired.sets) {
-    if (!set.fingerprint.empty()) desired_.dropped.insert(set.fingerprint);
-  }
+  if (desired_.version == desired.version) desired_ = desired;
 }
 
 void Reconciler::TellIfChanged() {

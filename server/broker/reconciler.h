@@ -36,9 +36,12 @@ struct ReconcilerOptions {
   std::string file;                       // of --desired; empty: nothing is wanted, and there is no thread
   FileSystem* files = &RealFileSystem();  // must outlive the reconciler, as what stands below
   const Clock* clock = &RealClock();
-  // The fingerprint that a request has, and its load begun or joined: see wanted_set.h. Both may block.
-  std::function<absl::StatusOr<std::string>(const v1::RegisterRequest& request)> find_fingerprint;
-  std::function<absl::StatusOr<WeightSetRef>(const v1::RegisterRequest& request)> load;
+  // The fingerprint that a request has, and its load begun or joined: see wanted_set.h. Both may block. Needed, as the
+  // next, where there is a file.
+  std::function<absl::StatusOr<std::string>(const v1::RegisterRequest& request)> find_fingerprint = {};
+  std::function<absl::StatusOr<WeightSetRef>(const v1::RegisterRequest& request)> load = {};
+  // Whether a set that is there may be what a request stands for of which there is no fingerprint. May block, too.
+  std::function<bool(const v1::RegisterRequest& request, const WeightSetEntry& set)> may_prove_to_be = {};
   std::chrono::milliseconds look_interval{1'000};  // for what nobody tells of: aliases and pins that somebody changed
   std::chrono::milliseconds min_pause{1'000};      // after a set's first failure; it doubles with each
   std::chrono::milliseconds max_pause{60'000};
@@ -61,7 +64,8 @@ class Reconciler {
   // what was wanted stays so, and failure() says why. Ok if there is no file.
   absl::Status ReadFile();
 
-  // Has the thread begin; what it would do must not be done before.
+  // Has the thread begin; what it would do must not be done before. Where there is no file, what was pinned for one is
+  // unpinned, and that is all.
   void Start();
   // Begins nothing more. What the thread is at may go on until the reconciler is destroyed.
   void Stop();
@@ -87,8 +91,9 @@ class Reconciler {
     int failed_attempts = 0;
     absl::Status failure = absl::OkStatus();  // of the last of them
     TimePoint retry_at = {};
-    bool was_misplaced = false;                           // when it was last looked at
-    bool was_damaged = false;                             // at one of them
+    std::set<std::string> may_prove_to_be = {};  // of what stays pinned for that; while its fingerprint is not known
+    bool was_misplaced = false;                  // when it was last looked at
+    bool was_damaged = false;                    // at one of them
     std::optional<TimePoint> whole_since = std::nullopt;  // as far as was seen since one of them
   };
 
@@ -108,7 +113,6 @@ class Reconciler {
     int64_t version = 0;  // of reading
     std::vector<Set> sets;
     std::map<std::string, size_t> aliases;
-    std::set<std::string> dropped;
   };
 
   // What could not be done at the last look, and is tried again at the next: an alias by its name, a pin by the
@@ -121,7 +125,8 @@ class Reconciler {
   void Pass();
   void Settle(Set* set);
   bool MustFindFingerprint(const Set& set) const;
-  void FindFingerprint(Set* set, std::set<std::string>* dropped);
+  void FindFingerprint(Set* set);
+  void FindWhatItMayProveToBe(const Desired& desired, Set* set) const;
   void NoteFailure(Set* set, const absl::Status& why);
   void NoteMisplaced(Set* set, const absl::Status& why);
   static void Forgive(Set* set);
@@ -140,6 +145,7 @@ class Reconciler {
   absl::Status PointAlias(const ReconcileAction& action);
   absl::Status ChangePin(const ReconcileAction& action);
   void NoteTroubles(const Troubles& troubles);
+  void UnpinAll();
 
   absl::StatusOr<Desired> Parse() const;
   static void TakeOver(const Set& before, Set* set);
@@ -147,6 +153,7 @@ class Reconciler {
   void DescribeState(const Set& set, v1::DesiredSet* proto) const;
   Desired Copy() const;
   bool stopped() const;
+  bool was_read() const;
 
   const ReconcilerOptions options_;
   const std::shared_ptr<Waker> waker_ = std::make_shared<Waker>();

@@ -36,7 +36,7 @@ std::optional<ActualSet> Reconciler::LookAt(const std::string& fingerprint) cons
   actual.phase = IsLoading(set.state())                         ? ActualSet::Phase::kLoading
                  : set.state() == v1::WEIGHT_SET_STATE_RESIDENT ? ActualSet::Phase::kResident
                                                                 : ActualSet::Phase::kDraining;
-  actual.pinned = set.pinned();
+  actual.pinned = options_.registry->View(found).pins.by_desired_state;
   for (const v1::Shard& shard : set.shards()) {
     actual.quarantined = actual.quarantined || !shard.quarantine().empty();
     actual.leases += shard.lease_count();
@@ -56,11 +56,12 @@ WantedState Reconciler::Want(const Desired& desired) const {
   const TimePoint now = options_.clock->SteadyNow();
   WantedState wanted;
   for (const Set& set : desired.sets) {
-    wanted.sets.push_back(
-        {.fingerprint = set.fingerprint, .may_try = set.retry_at <= now, .misplaced = !CheckHeld(set).ok()});
+    wanted.sets.push_back({.fingerprint = set.fingerprint,
+                           .may_try = set.retry_at <= now,
+                           .misplaced = !CheckHeld(set).ok(),
+                           .may_prove_to_be = set.may_prove_to_be});
   }
   wanted.aliases = desired.aliases;
-  wanted.dropped = desired.dropped;
   return wanted;
 }
 
@@ -70,7 +71,9 @@ ActualState Reconciler::Look(const Desired& desired) const {
     if (const auto set = LookAt(fingerprint); set.has_value()) actual.sets[fingerprint] = *set;
   };
   for (const Set& set : desired.sets) look(set.fingerprint);
-  for (const std::string& fingerprint : desired.dropped) look(fingerprint);
+  for (const WeightSetRef& set : options_.registry->Sets()) {
+    if (options_.registry->View(set).pins.by_desired_state) look(set->fingerprint().hash);
+  }
   for (const KeptAlias& alias : options_.registry->Aliases()) actual.aliases[alias.name] = alias.fingerprint;
   return actual;
 }
@@ -147,12 +150,20 @@ absl::Status Reconciler::PointAlias(const ReconcileAction& action) {
 absl::Status Reconciler::ChangePin(const ReconcileAction& action) {
   const WeightSetRef set = options_.registry->Find(action.fingerprint);
   if (set == nullptr) return absl::OkStatus();
-  if (action.kind == ReconcileAction::Kind::kPin) return options_.registry->Pin(set);
-  RETURN_IF_ERROR(options_.registry->Unpin(set));
+  if (action.kind == ReconcileAction::Kind::kPin) return options_.registry->Pin(set, PinOwner::kDesiredState);
+  RETURN_IF_ERROR(options_.registry->Unpin(set, PinOwner::kDesiredState));
   Log(LogLevel::kInfo, "desired.dropped",
       {{"fingerprint", action.fingerprint},
-       {"message", "it is not in the file any more: unpinned, and left resident"}});
+       {"message", "it is not in the file any more, which pins it no longer; it is left resident"}});
   return absl::OkStatus();
+}
+
+// What an earlier broker pinned for a file that there is no more.
+void Reconciler::UnpinAll() {
+  Desired none;
+  Troubles troubles;
+  for (const ReconcileAction& action : Reconcile(Want(none), Look(none))) Perform(action, &none, &troubles);
+  NoteTroubles(troubles);
 }
 
 // What was so at the last look, too, is not said again.

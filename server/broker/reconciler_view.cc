@@ -26,12 +26,14 @@ absl::Status Reconciler::failure() const {
   return failure_;
 }
 
+bool Reconciler::was_read() const {
+  MutexLock lock(mutex_);
+  return was_read_;
+}
+
 bool Reconciler::IsSatisfied() const {
   if (options_.file.empty()) return true;
-  {
-    MutexLock lock(mutex_);
-    if (!was_read_) return false;
-  }
+  if (!was_read()) return false;
   const Desired desired = Copy();
   return weightbroker::IsSatisfied(Want(desired), Look(desired));
 }
@@ -48,6 +50,7 @@ v1::DesiredSet Reconciler::Describe(const Set& set) const {
   proto.set_model(set.request.spec().model());
   proto.set_fingerprint(set.fingerprint);
   proto.set_failed_attempts(set.failed_attempts);
+  *proto.mutable_may_prove_to_be() = {set.may_prove_to_be.begin(), set.may_prove_to_be.end()};
   if (!set.failure.ok()) WriteFailure(set.failure, proto.mutable_failure());
   DescribeState(set, &proto);
   if (proto.state() == v1::DesiredSet::STATE_FAILED) {
@@ -95,8 +98,7 @@ std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
     alias.set_set(set.name);
     const auto now = actual.aliases.find(name);
     if (now != actual.aliases.end()) alias.set_fingerprint(now->second);
-    alias.set_in_place(
-        weightbroker::IsSatisfied({.sets = {wanted.sets[index]}, .aliases = {{name, 0}}, .dropped = {}}, actual));
+    alias.set_in_place(weightbroker::IsSatisfied({.sets = {wanted.sets[index]}, .aliases = {{name, 0}}}, actual));
     const auto trouble = troubles.find(name);
     if (!alias.in_place() && trouble != troubles.end()) WriteFailure(trouble->second, alias.mutable_failure());
   }

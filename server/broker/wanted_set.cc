@@ -35,21 +35,22 @@ absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::Re
                       .fingerprint = resolved.FingerprintOn(context.devices->FactsOf(placement.ranks)),
                       .identity = resolved.identity,
                       .placement = placement,
-                      .pinned = request.pinned()};
+                      .pins = {.by_caller = request.pinned()}};
 }
 
-absl::StatusOr<WeightSetRef> LoadSet(const ServiceContext& context, const v1::RegisterRequest& request) {
+absl::StatusOr<WeightSetRef> LoadDesired(const ServiceContext& context, const v1::RegisterRequest& request) {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context, request.spec(), request.environment()));
   ASSIGN_OR_RETURN(NewWeightSet wanted, WantSet(context, request, resolved));
+  wanted.pins.by_desired_state = true;
   const Placement placement = wanted.placement;
   ASSIGN_OR_RETURN(WeightSetRef set, context.loads->Load(std::move(wanted)));
   RETURN_IF_ERROR(context.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request, placement, set->placement()));
-  if (request.pinned()) RETURN_IF_ERROR(context.registry->Pin(set));
+  RETURN_IF_ERROR(context.registry->Pin(set, PinOwner::kDesiredState));
   return set;
 }
 
-absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context, const v1::RegisterRequest& request) {
+absl::StatusOr<std::string> FindDesiredFingerprint(const ServiceContext& context, const v1::RegisterRequest& request) {
   const auto resolved = ResolveSpec(context, request.spec(), request.environment());
   if (!resolved.ok()) {
     const auto sets = FindSetsOfGoneFiles(context, request.spec(), request.environment());
@@ -60,6 +61,16 @@ absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context,
   }
   ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context, request, *resolved));
   return wanted.fingerprint.hash;
+}
+
+bool MayProveToBe(const ServiceContext& context, const v1::RegisterRequest& request, const WeightSetEntry& set) {
+  absl::StatusOr<v1::WeightSpec> spec = CompleteSpec(request.spec());
+  absl::StatusOr<std::string> folder = context.resolver->Resolve(request.spec().model());
+  if (!folder.ok()) folder = context.resolver->ResolveGone(request.spec().model());
+  if (!spec.ok() || !folder.ok()) return false;
+  spec->set_model(*folder);
+  return spec->SerializeAsString() == set.spec().SerializeAsString() &&
+         request.environment().SerializeAsString() == set.environment().SerializeAsString();
 }
 
 }  // namespace weightbroker

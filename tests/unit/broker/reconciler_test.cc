@@ -58,6 +58,8 @@ class ReconcilerTest : public ::testing::Test {
         .file = file_,
         .find_fingerprint = [this](const v1::RegisterRequest& request) { return FindFingerprint(request); },
         .load = [this](const v1::RegisterRequest& request) { return Load(request); },
+        .may_prove_to_be = [](const v1::RegisterRequest& request,
+                              const WeightSetEntry& set) { return request.spec().model() == set.spec().model(); },
         .look_interval = std::chrono::milliseconds(5),
         .min_pause = min_pause_,
         .max_pause = 4 * min_pause_,
@@ -107,13 +109,22 @@ class ReconcilerTest : public ::testing::Test {
     wanted.spec = request.spec();
     wanted.environment = request.environment();
     wanted.fingerprint.hash = *fingerprint;
-    wanted.pinned = request.pinned();
+    wanted.pins.by_desired_state = true;
     auto begun = registry_->Begin(std::move(wanted));
     if (!begun.ok()) return begun.status();
     MutexLock lock(mutex_);
     loads_.push_back(request.spec().model().substr(7));
     if (!loads_wait_) FinishLoad(*registry_, begun->set, 4096);
     return begun->set;
+  }
+
+  // As an earlier broker or a caller has left it.
+  void BeginAs(const std::string& name, Pins pins) const {
+    NewWeightSet there;
+    there.spec.set_model("models:" + name);
+    there.fingerprint.hash = Hash(name);
+    there.pins = pins;
+    FinishLoad(*registry_, registry_->Begin(std::move(there)).value().set, 4096);
   }
 
   WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }
@@ -159,11 +170,69 @@ TEST_F(ReconcilerTest, LoadsInTheOrderOfTheFilePinsAndSetsAliases) {
 }
 
 TEST_F(ReconcilerTest, WantsNothingWithoutAFile) {
-  Reconciler reconciler({.registry = registry_, .file = "", .find_fingerprint = nullptr, .load = nullptr});
+  Reconciler reconciler({.registry = registry_, .file = ""});
   ASSERT_THAT(reconciler.ReadFile(), IsOk());
   reconciler.Start();
   EXPECT_TRUE(reconciler.IsSatisfied());
   EXPECT_THAT(reconciler.DescribeSets(), IsEmpty());
+}
+
+TEST_F(ReconcilerTest, UnpinsWhatAnEarlierBrokerPinnedForAFileThatThereIsNoMore) {
+  BeginAs("a", {.by_desired_state = true});
+  BeginAs("b", {.by_caller = true});
+  Reconciler reconciler({.registry = registry_, .file = ""});
+  reconciler.Start();
+  EXPECT_FALSE(registry_->Describe(Find("a")).pinned());
+  EXPECT_TRUE(registry_->Describe(Find("b")).pinned());
+}
+
+// It has left the file while no broker ran.
+TEST_F(ReconcilerTest, UnpinsWhatAnEarlierBrokerPinnedAndTheFileHasNoMoreAndNothingElse) {
+  for (const char* const name : {"a", "b"}) BeginAs(name, {.by_desired_state = true});
+  BeginAs("c", {.by_caller = true});
+  BeginAs("d", {.by_caller = true, .by_desired_state = true});
+  Write({"a"});
+  Start();
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("b")).pinned(); }));
+  EXPECT_TRUE(Eventually([this] { return !registry_->View(Find("d")).pins.by_desired_state; }));
+  for (const char* const name : {"a", "c", "d"}) EXPECT_TRUE(registry_->Describe(Find(name)).pinned()) << name;
+}
+
+TEST_F(ReconcilerTest, UnpinsNothingWhileTheFileCannotBeRead) {
+  BeginAs("a", {.by_desired_state = true});
+  WriteFile(file_, "{}");
+  Make();
+  EXPECT_THAT(reconciler_->ReadFile(), StatusIs(Reason::kConfigurationInvalid));
+  reconciler_->Start();
+  registry_->TellStateObservers();
+  reconciler_ = nullptr;
+  EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
+}
+
+TEST_F(ReconcilerTest, KeepsPinnedOnlyWhatASetWhoseModelCannotBeReadMayProveToBeAndSaysSoOnce) {
+  for (const char* const name : {"a", "b"}) BeginAs(name, {.by_desired_state = true});
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {"a"};
+  }
+  Write({"a"});
+  ::testing::internal::CaptureStderr();
+  Start();
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("b")).pinned(); }));
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() > 3; }));
+  EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
+  EXPECT_THAT(reconciler_->DescribeSets()[0].may_prove_to_be(), ElementsAre(Hash("a")));
+  {
+    MutexLock lock(mutex_);
+    renamed_["a"] = "other";
+    broken_models_ = {};
+  }
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
+  ASSERT_TRUE(IsReached());
+  EXPECT_THAT(reconciler_->DescribeSets()[0].may_prove_to_be(), IsEmpty());
+  reconciler_ = nullptr;
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "event=desired.stays_pinned"), 1) << log;
 }
 
 TEST_F(ReconcilerTest, IsNotSatisfiedBeforeTheFileHasBeenReadWithoutAFault) {
@@ -179,15 +248,12 @@ TEST_F(ReconcilerTest, IsNotSatisfiedBeforeTheFileHasBeenReadWithoutAFault) {
 }
 
 TEST_F(ReconcilerTest, FindsWhatIsThereByItsFingerprintAndPinsIt) {
-  v1::RegisterRequest request;
-  request.mutable_spec()->set_model("models:a");
-  ASSERT_THAT(Load(request), IsOk());
-  EXPECT_FALSE(registry_->Describe(Find("a")).pinned());
+  BeginAs("a", {});
   Write({"a"});
   Start();
   ASSERT_TRUE(IsReached());
   EXPECT_TRUE(Eventually([this] { return registry_->Describe(Find("a")).pinned(); }));
-  EXPECT_THAT(loads(), ElementsAre("a"));
+  EXPECT_THAT(loads(), IsEmpty());
 }
 
 // It has the right fingerprint, and a rank is missing.
@@ -411,7 +477,7 @@ TEST_F(ReconcilerTest, LeavesAPinAloneThatSomebodySetsAfterItWasDropped) {
   ASSERT_THAT(reconciler_->ReadFile(), IsOk());
   ASSERT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
   ASSERT_TRUE(IsReached());
-  ASSERT_THAT(registry_->Pin(Find("a")), IsOk());
+  ASSERT_THAT(registry_->Pin(Find("a"), PinOwner::kCaller), IsOk());
   Write({"b", "c"});
   ASSERT_THAT(reconciler_->ReadFile(), IsOk());
   ASSERT_TRUE(IsReached());

@@ -41,7 +41,7 @@ NewWeightSet Wanted(const std::string& start, const std::string& device, bool pi
   NewWeightSet wanted;
   wanted.fingerprint.hash = Hash(start);
   wanted.placement.ranks = {{0, device}};
-  wanted.pinned = pinned;
+  wanted.pins.by_caller = pinned;
   return wanted;
 }
 
@@ -129,7 +129,7 @@ TEST_F(RegistryEvictionTest, EvictsNeitherWhatIsPinnedNorWhatAnAliasNames) {
   const WeightSetRef second = MakeResident("bb", 3 * kGiB);
   const WeightSetRef third = MakeResident("cc", 3 * kGiB);
   ASSERT_THAT(registry_->SetAlias({.name = "m@live", .set = second}), IsOk());
-  ASSERT_THAT(registry_->Pin(third), IsOk());
+  ASSERT_THAT(registry_->Pin(third, PinOwner::kCaller), IsOk());
   EXPECT_THAT(Grant("dd", 4 * kGiB), StatusIs(Reason::kMemoryExhausted, HasSubstr("named by an alias")));
   ASSERT_THAT(registry_->DeleteAlias("m@live", std::nullopt), IsOk());
   EXPECT_THAT(Grant("ee", 4 * kGiB), IsOk());
@@ -140,10 +140,21 @@ TEST_F(RegistryEvictionTest, EvictsWhatIsUnpinnedAgain) {
   Start();
   const WeightSetRef first = MakeResident("aa", 3 * kGiB, kHostDevice, /*pinned=*/true);
   MakeResident("bb", 3 * kGiB);
-  ASSERT_THAT(registry_->Unpin(first), IsOk());
+  ASSERT_THAT(registry_->Unpin(first, PinOwner::kCaller), IsOk());
   EXPECT_FALSE(registry_->Describe(first).pinned());
   EXPECT_THAT(Grant("cc", 6 * kGiB), IsOk());
   EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
+TEST_F(RegistryEvictionTest, EvictsNothingThatOneOfTwoWhoPinnedItStillPins) {
+  Start();
+  const WeightSetRef set = MakeResident("aa", 8 * kGiB, kHostDevice, /*pinned=*/true);
+  ASSERT_THAT(registry_->Pin(set, PinOwner::kDesiredState), IsOk());
+  ASSERT_THAT(registry_->Unpin(set, PinOwner::kDesiredState), IsOk());
+  EXPECT_TRUE(registry_->Describe(set).pinned());
+  EXPECT_THAT(Grant("bb", 8 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  ASSERT_THAT(registry_->Unpin(set, PinOwner::kCaller), IsOk());
+  EXPECT_THAT(Grant("cc", 8 * kGiB), IsOk());
 }
 
 TEST_F(RegistryEvictionTest, RefusesWhereItIsNotToEvict) {
@@ -208,17 +219,17 @@ TEST_F(RegistryEvictionTest, SaysThatASetIsPinnedOnlyOnceTheVaultKnows) {
   Start();
   const WeightSetRef set = MakeResident("aa", 8 * kGiB);
   vault_.OnCall(Refuses("Keep 0"));
-  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(registry_->Pin(set, PinOwner::kCaller), StatusIs(Reason::kKeeperRefused));
   EXPECT_FALSE(registry_->Describe(set).pinned());
   // A second one comes while the first is with the vault, which is going to refuse.
   absl::Status second;
   std::thread pinning;
   std::atomic<bool> is_first{true};
   vault_.OnCall([&](const std::string& call) {
-    if (is_first.exchange(false)) pinning = std::thread([&] { second = registry_->Pin(set); });
+    if (is_first.exchange(false)) pinning = std::thread([&] { second = registry_->Pin(set, PinOwner::kCaller); });
     return Refuses("Keep 0")(call);
   });
-  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(registry_->Pin(set, PinOwner::kCaller), StatusIs(Reason::kKeeperRefused));
   pinning.join();
   EXPECT_THAT(second, StatusIs(Reason::kKeeperRefused));
   EXPECT_FALSE(registry_->Describe(set).pinned());

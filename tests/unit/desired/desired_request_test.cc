@@ -25,7 +25,7 @@ DesiredSet SetNamed(const std::string& name) {
   return set;
 }
 
-TEST(DesiredRequests, SayWhatTheFileSaysAndPin) {
+TEST(DesiredRequests, SayWhatTheFileSays) {
   DesiredSet set = SetNamed("a");
   set.tensor_parallel_size = 2;
   set.pipeline_parallel_size = 2;
@@ -57,7 +57,6 @@ TEST(DesiredRequests, SayWhatTheFileSaysAndPin) {
   EXPECT_THAT(request.ranks(), ElementsAre(0, 11));
   EXPECT_THAT(request.devices(), ElementsAre("host", "host"));
   EXPECT_THAT(request.handle_kinds(), ElementsAre(v1::HANDLE_KIND_CUDA_IPC, v1::HANDLE_KIND_HOST_MEMFD));
-  EXPECT_TRUE(request.pinned());
 }
 
 TEST(DesiredRequests, RefuseASpecThatNoModelCouldMakeSenseOf) {
