@@ -14,6 +14,7 @@
 
 #include "tests/integration/survival/survival.h"
 #include "tests/integration/versions/stamped_model.h"
+#include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
 
@@ -155,11 +156,28 @@ TEST_F(DesiredTest, UnpinsWhatHasLeftTheFileWhileNoBrokerRanAndNotWhatIsPinnedBy
   EXPECT_THAT(service_->Health()->weight_sets(), SizeIs(3));
 }
 
+TEST_F(DesiredTest, KeepsPinnedWhatWasMadeFromAFolderOfTheFileThatCannotBeReadNow) {
+  StartAndWait();
+  const std::string before = service_->Health()->weight_sets(0).fingerprint();
+  std::filesystem::resize_file(folder_ / "warm/a/model.safetensors", 4);
+  ASSERT_TRUE(KillBroker(*service_, SIGKILL));
+  ASSERT_TRUE(Eventually([this] {
+    const auto health = service_->Health();
+    return health.ok() && health->desired_sets(0).may_prove_to_be_size() == 1;
+  }));
+  EXPECT_EQ(service_->Health()->desired_sets(0).may_prove_to_be(0), before);
+  EXPECT_TRUE(IsPinned("a"));
+  EXPECT_THAT(Tool("desired").output, HasSubstr("may prove to be " + before.substr(0, 12)));
+  EXPECT_THAT(service_->program().Errors(), HasSubstr("event=desired.stays_pinned"));
+}
+
 TEST_F(DesiredTest, IsNotReadyWhileSomebodyHoldsASetWithOtherRanks) {
+  std::filesystem::create_directories(folder_ / "warm/split");
+  CheckpointBuilder().Tensor("model.norm.weight", "BF16", {64}).Write(folder_ / "warm/split");
   Write({});
   Start();
   v1::RegisterRequest partial;
-  partial.mutable_spec()->set_model("warm:a");
+  partial.mutable_spec()->set_model("warm:split");
   partial.mutable_spec()->set_tensor_parallel_size(2);
   partial.mutable_environment()->set_torch_version("any");
   partial.add_ranks(0);
@@ -167,7 +185,7 @@ TEST_F(DesiredTest, IsNotReadyWhileSomebodyHoldsASetWithOtherRanks) {
   ASSERT_THAT(registered, IsOk());
   WriteFile(
       file_,
-      R"({"version": 1, "sets": [{"name": "whole", "model": "warm:a", "torch_version": "any", "tensor_parallel_size": 2}]})");
+      R"({"version": 1, "sets": [{"name": "whole", "model": "warm:split", "torch_version": "any", "tensor_parallel_size": 2}]})");
   Reload();
   ASSERT_TRUE(Eventually([this] {
     const auto health = service_->Health();
