@@ -190,9 +190,9 @@ void Reconciler::FindFingerprint(Set* set) {
 // What has left the file and may be this one stays pinned until its fingerprint is known: it would be evicted, and
 // loaded again.
 void Reconciler::FindWhatItMayProveToBe(const Desired& desired, Set* set) const {
+  if (!set->fingerprint.empty() && !set->fingerprint_stale) return set->may_prove_to_be.clear();
   std::set<std::string> found;
   for (const WeightSetRef& other : options_.registry->Sets()) {
-    if (!set->fingerprint.empty() && !set->fingerprint_stale) break;
     const std::string& fingerprint = other->fingerprint().hash;
     const bool is_wanted = std::any_of(desired.sets.begin(), desired.sets.end(),
                                        [&](const Set& wanted) { return wanted.fingerprint == fingerprint; });
