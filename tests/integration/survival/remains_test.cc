@@ -50,6 +50,7 @@ TEST_F(RemainsTest, OfAServiceKilledInTheMidstOfALoadKeepNobodyFromStartingInIts
   BeginALoad();
   const std::vector<pid_t> family = service_.Processes();
   service_.program().Kill(SIGKILL);
+  ASSERT_EQ(service_.program().Wait().signal, SIGKILL);  // with it goes its lock
   Program successor("weightbrokerd", SuccessorFlags());
   EXPECT_TRUE(Eventually([&] {
     const auto health = service_.Health();  // by the same socket
