@@ -38,6 +38,10 @@ std::string Detail(const v1::DesiredSet& set) {
                       TimeUtil::ToString(set.retry_time()));
 }
 
+void PrintFailure(const std::string& of, const v1::Failure& failure) {
+  printf("%s: %s [%s]\n", of.c_str(), OneLine(failure.message()).c_str(), failure.reason().c_str());
+}
+
 void PrintSets(const v1::HealthResponse& health) {
   if (health.desired_sets().empty()) return;
   std::vector<std::vector<std::string>> rows = {{"DESIRED SET", "STATE", "FINGERPRINT", "MODEL", "DETAIL"}};
@@ -47,9 +51,11 @@ void PrintSets(const v1::HealthResponse& health) {
   }
   printf("%s", FormatTable(rows).c_str());
   for (const v1::DesiredSet& set : health.desired_sets()) {
-    if (!set.has_failure()) continue;
-    printf("%s: %s [%s]\n", set.name().c_str(), OneLine(set.failure().message()).c_str(),
-           set.failure().reason().c_str());
+    if (set.has_failure()) PrintFailure(set.name(), set.failure());
+    for (const std::string& fingerprint : set.may_prove_to_be()) {
+      printf("%s: may prove to be %s, which is not in the file any more and stays pinned until that is known\n",
+             set.name().c_str(), fingerprint.substr(0, kShortFingerprint).c_str());
+    }
   }
 }
 
@@ -61,6 +67,9 @@ void PrintAliases(const v1::HealthResponse& health) {
                     alias.fingerprint().empty() ? "nothing" : alias.fingerprint().substr(0, kShortFingerprint)});
   }
   printf("\n%s", FormatTable(rows).c_str());
+  for (const v1::DesiredAlias& alias : health.desired_aliases()) {
+    if (alias.has_failure()) PrintFailure(alias.name(), alias.failure());
+  }
 }
 
 // The parts of Health that this is about, in a Health of their own.

@@ -1,5 +1,6 @@
 #include "common/desired/desired_request.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -34,8 +35,24 @@ v1::RegisterRequest ToRequest(const DesiredSet& set) {
     v1::HandleKind_Parse(absl::StrCat("HANDLE_KIND_", name), &kind);  // one of those that the file may name
     request.add_handle_kinds(kind);
   }
-  request.set_pinned(true);
   return request;
+}
+
+// Whether its shards lie on the host or on GPUs, as far as the file says so. The same spec there is two weight sets:
+// what a device is belongs to the fingerprint.
+std::string KindOfDevices(const v1::RegisterRequest& request) {
+  size_t on_host = 0;
+  size_t count = 0;
+  if (!request.devices().empty()) {
+    count = static_cast<size_t>(request.devices_size());
+    on_host = static_cast<size_t>(std::count(request.devices().begin(), request.devices().end(), "host"));
+  } else {
+    const auto& kinds = request.handle_kinds();
+    count = static_cast<size_t>(kinds.size());
+    on_host = static_cast<size_t>(std::count(kinds.begin(), kinds.end(), v1::HANDLE_KIND_HOST_MEMFD));
+  }
+  if (count == 0) return "any";
+  return on_host == count ? "host" : on_host == 0 ? "GPU" : "both";
 }
 
 // What is wrong with it whatever the model is; with the spec completed.
@@ -61,12 +78,21 @@ absl::Status CheckRanks(const v1::RegisterRequest& request, int32_t world_size, 
                            absl::StrCat(request.devices_size()), absl::StrCat(held));
 }
 
+absl::Status SameWeights(const std::vector<DesiredSet>& sets, size_t first, size_t second, const std::string& file) {
+  return DesiredStateError(
+      file, absl::StrCat("/sets/", second),
+      absl::StrCat(Quote(sets[second].name), " is the same weights as ", Quote(sets[first].name), " at /sets/", first,
+                   ", whatever their ranks, devices and handle kinds: a service holds a weight set once, so name all "
+                   "of its ranks in one set"),
+      sets[second].name, "each set once");
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<v1::RegisterRequest>> ToRegisterRequests(const DesiredState& desired,
                                                                     const std::string& file) {
   std::vector<v1::RegisterRequest> requests;
-  std::map<std::string, std::string> known;  // requests with completed specs, to the name of the set
+  std::map<std::string, size_t> known;  // what is loaded, and on which kind of devices, to the index of the set
   for (const DesiredSet& set : desired.sets) {
     const std::string pointer = absl::StrCat("/sets/", requests.size());
     v1::RegisterRequest request = ToRequest(set);
@@ -77,12 +103,12 @@ absl::StatusOr<std::vector<v1::RegisterRequest>> ToRegisterRequests(const Desire
                                metadata["allowed"]);
     }
     RETURN_IF_ERROR(CheckRanks(request, WorldSize(*complete), file, pointer));
-    v1::RegisterRequest completed = request;
-    *completed.mutable_spec() = *complete;
-    const auto [other, is_new] = known.emplace(completed.SerializeAsString(), set.name);
-    if (!is_new) {
-      return DesiredStateError(file, pointer, absl::StrCat("is the same as the set \"", other->second, "\""), set.name,
-                               "each set once");
+    v1::RegisterRequest loaded;
+    *loaded.mutable_spec() = *complete;
+    *loaded.mutable_environment() = request.environment();
+    const std::string identity = absl::StrCat(KindOfDevices(request), " ", loaded.SerializeAsString());
+    if (const auto [other, is_new] = known.emplace(identity, requests.size()); !is_new) {
+      return SameWeights(desired.sets, other->second, requests.size(), file);
     }
     requests.push_back(std::move(request));
   }

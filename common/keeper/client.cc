@@ -340,6 +340,7 @@ class KeeperClient::Impl {
       MutexLock lock(mutex_);
       disconnected_ = true;
       stopping = stopping_;
+      for (const auto& [pid, end] : running_loaders_) end->Lose();
       changed_.NotifyAll();
     }
     if (stopping) return;

@@ -18,11 +18,18 @@ class LoaderEnd {
     changed_.NotifyAll();
   }
 
-  // Nothing if it is not known within `timeout`.
+  // Nobody is going to say it any more: the keeper has gone.
+  void Lose() {
+    MutexLock lock(mutex_);
+    lost_ = true;
+    changed_.NotifyAll();
+  }
+
+  // Nothing if it is not known within `timeout`, and at once if it never will be.
   std::optional<int> Wait(std::chrono::milliseconds timeout) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     MutexLock lock(mutex_);
-    while (!wait_status_.has_value() && std::chrono::steady_clock::now() < deadline) {
+    while (!wait_status_.has_value() && !lost_ && std::chrono::steady_clock::now() < deadline) {
       changed_.WaitUntil(mutex_, deadline);
     }
     return wait_status_;
@@ -32,6 +39,7 @@ class LoaderEnd {
   Mutex mutex_;
   CondVar changed_;
   std::optional<int> wait_status_ ABSL_GUARDED_BY(mutex_);
+  bool lost_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weightbroker

@@ -114,16 +114,18 @@ struct Broker::Parts {
         health_worker(1, kMaxWaitingForDevices),
         machine(&health_facts, &health_worker),
         context(MakeContext()),
-        reconciler({.registry = registry,
-                    .file = options.desired_file,
-                    .files = options.file_system,
-                    .clock = options.clock,
-                    .check = [this](const auto& state) { return CheckDesiredModels(state); },
-                    .find_fingerprint = [this](const auto& request) { return FindWantedFingerprint(context, request); },
-                    .load = [this](const auto& request) { return LoadSet(context, request); },
-                    .on_failure = [this](const std::string& reason) { metrics.CountDesiredFailure(reason); },
-                    .on_read = [this](bool taken) { metrics.CountDesiredRead(taken); },
-                    .on_alias_change = [this](const std::string& what) { metrics.CountAliasChange(what); }}),
+        reconciler(
+            {.registry = registry,
+             .file = options.desired_file,
+             .files = options.file_system,
+             .clock = options.clock,
+             .find_fingerprint = [this](const auto& request) { return FindDesiredFingerprint(context, request); },
+             .load = [this](const auto& request) { return LoadDesired(context, request); },
+             .may_prove_to_be = [this](const auto& request,
+                                       const auto& set) { return MayProveToBe(context, request, set); },
+             .on_failure = [this](const std::string& reason) { metrics.CountDesiredFailure(reason); },
+             .on_read = [this](bool taken) { metrics.CountDesiredRead(taken); },
+             .on_alias_change = [this](const std::string& what) { metrics.CountAliasChange(what); }}),
         service(context),
         admin(context),
         group_service(context, groups),
@@ -262,15 +264,15 @@ struct Broker::Parts {
   }
 
   void ReadDesired(GaugeValues* values) const {
-    for (int number = v1::DesiredSet::STATE_WAITING; number <= v1::DesiredSet::STATE_QUARANTINED; ++number) {
+    for (int number = v1::DesiredSet::STATE_WAITING; number <= v1::DesiredSet::STATE_DRAINING; ++number) {
       values->desired_sets_by_state[DesiredStateName(static_cast<v1::DesiredSet::State>(number))] = 0;
     }
     for (const v1::DesiredSet& set : reconciler.DescribeSets()) {
       ++values->desired_sets_by_state[DesiredStateName(set.state())];
     }
-    values->desired_aliases_by_state = {{"in_place", 0}, {"missing", 0}};
+    values->desired_aliases_by_state = {{"in_place", 0}, {"missing", 0}, {"failed", 0}};
     for (const v1::DesiredAlias& alias : reconciler.DescribeAliases()) {
-      ++values->desired_aliases_by_state[alias.in_place() ? "in_place" : "missing"];
+      ++values->desired_aliases_by_state[alias.in_place() ? "in_place" : alias.has_failure() ? "failed" : "missing"];
     }
     values->desired_file_refused = !reconciler.failure().ok();
   }

@@ -1,9 +1,11 @@
 #include "server/broker/keeper_loader_spawner.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <span>
@@ -40,8 +42,15 @@ class KeptLoader : public LoaderProcess {
   }
 
   std::string WaitForEnd(std::chrono::milliseconds timeout) override {
-    const std::optional<int> wait_status = end_->Wait(timeout);
-    return wait_status.has_value() ? ExitStatus::FromWaitStatus(*wait_status).ToString() : "";
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    if (const std::optional<int> wait_status = end_->Wait(timeout); wait_status.has_value()) {
+      return ExitStatus::FromWaitStatus(*wait_status).ToString();
+    }
+    // Where the keeper has gone, that the loader has ended can be seen, and not how.
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd ended = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    poll(&ended, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+    return "";
   }
 
  private:

@@ -71,7 +71,8 @@ void WriteWeightSet(const NewWeightSet& set, internal::v1::WeightSetRecord* reco
     rank->set_device(placed.device);
   }
   record->set_handle_kind(set.placement.handle_kind);
-  record->set_pinned(set.pinned);
+  record->set_pinned(set.pins.by_caller);
+  record->set_desired(set.pins.by_desired_state);
 }
 
 absl::StatusOr<Placement> ReadPlacement(const internal::v1::WeightSetRecord& record) {
@@ -140,7 +141,7 @@ absl::StatusOr<NewWeightSet> ReadWeightSet(const internal::v1::WeightSetRecord& 
   }
   set.identity = std::make_shared<const CheckpointIdentity>(ReadIdentity(record));
   ASSIGN_OR_RETURN(set.placement, ReadPlacement(record));
-  set.pinned = record.pinned();
+  set.pins = {.by_caller = record.pinned(), .by_desired_state = record.desired()};
   return set;
 }
 

@@ -26,6 +26,7 @@
 #include "common/base/thread.h"
 #include "common/base/unique_fd.h"
 #include "server/broker/process_metrics.h"
+#include "server/broker/reason_labels.h"
 #include "server/endpoint/acceptor.h"
 
 namespace weightbroker {
@@ -43,11 +44,6 @@ constexpr const char* kLimits[] = {"max_connections_per_uid", "max_calls_per_uid
 constexpr std::string_view kConnectionReasons[] = {
     refusal::kAccessDenied,  refusal::kHandshakeTimeout, refusal::kHandshakeGarbage,  refusal::kTooManyHandshakes,
     refusal::kTicketInvalid, refusal::kReplyTimeout,     refusal::kTooManyConnections};
-constexpr std::string_view kReasonNames[] = {
-#define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
-    WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_NAME)
-#undef WEIGHTBROKER_REASON_NAME
-};
 constexpr std::string_view kFilePrefix = "checkpoint.files.";
 // Those that most mismatches are in; names of other side files are added as they come.
 constexpr const char* kMismatchFields[] = {"spec.tensor_parallel_size",
@@ -254,12 +250,11 @@ Metrics::Metrics(const std::string& version, std::function<GaugeValues()> read_g
   evicted_bytes_.Add({});
   for (const char* result : {"set", "deleted"}) alias_changes_.Add({{"result", result}});
   for (const char* result : {"taken", "refused"}) desired_reads_.Add({{"result", result}});
-  for (const std::string_view reason : kReasonNames) desired_failures_.Add({{"reason", std::string(reason)}});
-  desired_failures_.Add({{"reason", KnownReason("")}});
+  for (const std::string& reason : ReasonLabels()) desired_failures_.Add({{"reason", reason}});
   for (const char* result : kExportResults) exports_.Add({{"result", result}});
   for (const char* result : {"allowed", "refused"}) unverified_exports_.Add({{"result", result}});
   for (const std::string_view reason : kConnectionReasons) connections_refused_.Add({{"reason", std::string(reason)}});
-  for (const std::string_view reason : kReasonNames) refusals_.Add({{"reason", std::string(reason)}});
+  for (const std::string& reason : ReasonLabels()) refusals_.Add({{"reason", reason}});
   for (const char* field : kMismatchFields) mismatches_.Add({{"field", field}});
   for (const char* outcome : kScrubOutcomes) scrubs_.Add({{"result", outcome}});
   for (Counters* plain : {&scrubbed_bytes_, &integrity_failures_}) plain->Add({});
@@ -331,12 +326,10 @@ void Metrics::CountDesiredRead(bool taken) {
 }
 
 void Metrics::CountDesiredFailure(const std::string& reason) {
-  desired_failures_.Add({{"reason", KnownReason(reason)}}).Increment();
+  desired_failures_.Add({{"reason", ReasonLabel(reason)}}).Increment();
 }
 
-void Metrics::CountRefusal(const std::string& reason) {
-  refusals_.Add({{"reason", Contains(kReasonNames, reason) ? reason : "OTHER"}}).Increment();
-}
+void Metrics::CountRefusal(const std::string& reason) { refusals_.Add({{"reason", ReasonLabel(reason)}}).Increment(); }
 
 void Metrics::CountFingerprintMismatch(const std::string& field) {
   mismatches_.Add({{"field", MismatchFieldLabel(field)}}).Increment();

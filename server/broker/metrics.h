@@ -87,9 +87,10 @@ struct MetricInfo {
   X(kAliasChangesTotal, "weightbroker_alias_changes_total", kCounter, "result",                                     \
     "Changes of aliases: set (to a first set, or moved), deleted.")                                                 \
   X(kDesiredSets, "weightbroker_desired_sets", kGauge, "state",                                                     \
-    "Weight sets that the service is configured to hold: waiting, loading, resident, failed, quarantined.")         \
+    "Weight sets that the service is configured to hold: waiting, loading, resident, failed, quarantined, "         \
+    "draining.")                                                                                                    \
   X(kDesiredAliases, "weightbroker_desired_aliases", kGauge, "state",                                               \
-    "Aliases that the service is configured to have: in_place, missing (or naming another set).")                   \
+    "Aliases that the service is configured to have: in_place, missing (or naming another set), failed.")           \
   X(kDesiredFileRefused, "weightbroker_desired_file_refused", kGauge, "",                                           \
     "1 if the file of --desired was wrong when it was last read, and what was read before is in force; else 0.")    \
   X(kDesiredReadsTotal, "weightbroker_desired_reads_total", kCounter, "result",                                     \

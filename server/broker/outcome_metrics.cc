@@ -5,11 +5,8 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include <algorithm>
-#include <iterator>
-
-#include "common/base/reason.h"
 #include "server/broker/metrics.h"
+#include "server/broker/reason_labels.h"
 
 namespace weightbroker {
 namespace {
@@ -18,12 +15,6 @@ constexpr const char* kRegistrations[] = {"hit", "joined", "started", "refused"}
 constexpr const char* kChecks[] = {"match", "mismatch", "absent", "unverified", "failed"};
 constexpr const char* kAttachOutcomes[] = {"attached", "disk", "failed"};
 constexpr const char* kPhases[] = {"plan", "allocate", "read", "digest"};
-constexpr std::string_view kReasonNames[] = {
-#define WEIGHTBROKER_REASON_NAME(enumerator, name, code) name,
-    WEIGHTBROKER_REASONS(WEIGHTBROKER_REASON_NAME)
-#undef WEIGHTBROKER_REASON_NAME
-};
-constexpr char kOtherReason[] = "OTHER";
 
 const prometheus::Histogram::BucketBoundaries kPhaseBuckets = {0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600};
 // From a few hundred tensors in host memory to a service that is being replaced.
@@ -47,17 +38,11 @@ void Fill(prometheus::Family<prometheus::Counter>& family, const char* label, co
 
 prometheus::Family<prometheus::Counter>& CountersByReason(prometheus::Registry& registry, MetricId id) {
   auto& family = Counters(registry, id);
-  for (const std::string_view reason : kReasonNames) family.Add({{"reason", std::string(reason)}});
-  family.Add({{"reason", kOtherReason}});
+  for (const std::string& reason : ReasonLabels()) family.Add({{"reason", reason}});
   return family;
 }
 
 }  // namespace
-
-std::string KnownReason(const std::string& reason) {
-  const bool known = std::find(std::begin(kReasonNames), std::end(kReasonNames), reason) != std::end(kReasonNames);
-  return known ? reason : kOtherReason;
-}
 
 OutcomeMetrics::OutcomeMetrics(prometheus::Registry& registry, const std::string_view* methods, size_t method_count)
     : export_refusals_(CountersByReason(registry, MetricId::kExportRefusalsTotal)),
@@ -95,13 +80,13 @@ void OutcomeMetrics::CountRegistration(Registration result) {
 void OutcomeMetrics::CountCheck(FingerprintCheck result) { checks_[static_cast<size_t>(result)]->Increment(); }
 
 void OutcomeMetrics::CountExportRefusal(const std::string& reason) {
-  export_refusals_.Add({{"reason", KnownReason(reason)}}).Increment();
+  export_refusals_.Add({{"reason", ReasonLabel(reason)}}).Increment();
 }
 
 void OutcomeMetrics::NoteExport(double unix_seconds) { last_export_.Set(unix_seconds); }
 
 void OutcomeMetrics::CountLoadFailure(const std::string& reason) {
-  load_failures_.Add({{"reason", KnownReason(reason)}}).Increment();
+  load_failures_.Add({{"reason", ReasonLabel(reason)}}).Increment();
 }
 
 void OutcomeMetrics::ObserveLoad(int64_t read_bytes) {
@@ -115,7 +100,7 @@ void OutcomeMetrics::ObserveLoadPhases(const LoadPhases& phases) {
 
 void OutcomeMetrics::CountAttach(AttachOutcome outcome, const std::string& reason) {
   attaches_[static_cast<size_t>(outcome)]->Increment();
-  if (outcome != AttachOutcome::kAttached) client_fallbacks_.Add({{"reason", KnownReason(reason)}}).Increment();
+  if (outcome != AttachOutcome::kAttached) client_fallbacks_.Add({{"reason", ReasonLabel(reason)}}).Increment();
 }
 
 void OutcomeMetrics::ObserveAttach(double seconds) {

@@ -42,9 +42,6 @@ struct LoadPhases {
   double digest_seconds = 0;    // what of the digests was not taken meanwhile
 };
 
-// The reason itself, or OTHER.
-std::string KnownReason(const std::string& reason);
-
 class OutcomeMetrics {
  public:
   // `methods` are the names of all calls.

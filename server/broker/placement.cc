@@ -145,7 +145,7 @@ absl::Status NotPlaceable(const v1::RegisterRequest& request, v1::HandleKind kin
 absl::Status OtherPlacement(const std::string& what, const std::string& wanted, const std::string& found) {
   return MakeError(Reason::kPlacementMismatch,
                    absl::StrCat("the weight set is there, but with other ", what, ": ", found, ", where ", wanted,
-                                " are asked for; leave ", what, " out, or unregister it first"),
+                                " are asked for: unregister it first, or ask for what is there"),
                    {{"field", what}, {"requested", wanted}, {"resident", found}});
 }
 
@@ -224,6 +224,18 @@ absl::Status CheckPlacement(const v1::RegisterRequest& request, const Placement&
                    absl::StrCat("the weight set is held as ", HandleKindName(found.handle_kind),
                                 ", fixed when it was registered, but the caller can map only ", named),
                    {{"handle_kind", HandleKindName(found.handle_kind)}, {"wanted", named}});
+}
+
+absl::Status CheckHeld(const v1::RegisterRequest& request, const Placement& found) {
+  v1::RegisterRequest named = request;
+  for (int32_t rank = 0; request.ranks().empty() && rank < found.world_size; ++rank) named.add_ranks(rank);
+  Placement wanted{.ranks = {}, .world_size = found.world_size};
+  for (int i = 0; i < named.ranks_size(); ++i) {
+    wanted.ranks.push_back({named.ranks(i), i < named.devices_size() ? named.devices(i) : ""});
+  }
+  std::sort(wanted.ranks.begin(), wanted.ranks.end(),
+            [](const RankPlacement& a, const RankPlacement& b) { return a.rank < b.rank; });
+  return CheckPlacement(named, wanted, found);
 }
 
 std::string JoinRanks(std::span<const RankPlacement> ranks) {

@@ -61,6 +61,11 @@ absl::StatusOr<Placement> PlaceRanks(const v1::RegisterRequest& request, int32_t
 // may be anything. PLACEMENT_MISMATCH, or HANDLE_KIND_UNSUPPORTED, naming both.
 absl::Status CheckPlacement(const v1::RegisterRequest& request, const Placement& wanted, const Placement& found);
 
+// Whether a set that is placed like `found` is held as `request` says that it is to be: those ranks and no others,
+// every rank where it names none, and on those devices if it names any. PLACEMENT_MISMATCH, or HANDLE_KIND_UNSUPPORTED,
+// naming both.
+absl::Status CheckHeld(const v1::RegisterRequest& request, const Placement& found);
+
 // "0-3, 6", for people.
 std::string JoinRanks(std::span<const RankPlacement> ranks);
 

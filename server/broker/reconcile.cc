@@ -13,11 +13,9 @@ const ActualSet* Find(const ActualState& actual, const std::string& fingerprint)
   return found == actual.sets.end() ? nullptr : &found->second;
 }
 
-bool IsWhole(const ActualSet* set) { return set != nullptr && set->phase == Phase::kResident && !set->quarantined; }
-
-// What is dropped may prove to be wanted under another name.
-bool KnowsAllFingerprints(const WantedState& wanted) {
-  return std::none_of(wanted.sets.begin(), wanted.sets.end(), [](const auto& set) { return set.fingerprint.empty(); });
+bool IsWhole(const WantedState::Set& wanted, const ActualState& actual) {
+  const ActualSet* const set = Find(actual, wanted.fingerprint);
+  return set != nullptr && set->phase == Phase::kResident && !set->quarantined && !wanted.misplaced;
 }
 
 bool IsWanted(const WantedState& wanted, const std::string& fingerprint) {
@@ -25,9 +23,15 @@ bool IsWanted(const WantedState& wanted, const std::string& fingerprint) {
                      [&](const auto& set) { return set.fingerprint == fingerprint; });
 }
 
+bool MayProveToBeWanted(const WantedState& wanted, const std::string& fingerprint) {
+  return std::any_of(wanted.sets.begin(), wanted.sets.end(),
+                     [&](const auto& set) { return set.may_prove_to_be.count(fingerprint) > 0; });
+}
+
 void UnpinDropped(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
-  if (!KnowsAllFingerprints(wanted)) return;
-  for (const std::string& fingerprint : DroppedLeft(wanted, actual)) {
+  for (const auto& [fingerprint, set] : actual.sets) {
+    if (!set.pinned || set.phase == Phase::kDraining) continue;
+    if (IsWanted(wanted, fingerprint) || MayProveToBeWanted(wanted, fingerprint)) continue;
     actions->push_back({.kind = Kind::kUnpin, .fingerprint = fingerprint});
   }
 }
@@ -65,7 +69,7 @@ void LoadNext(const WantedState& wanted, const ActualState& actual, std::vector<
 void PinWanted(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
   for (const auto& wanted_set : wanted.sets) {
     const ActualSet* const set = Find(actual, wanted_set.fingerprint);
-    if (set == nullptr || set->phase == Phase::kDraining || set->pinned) continue;
+    if (set == nullptr || set->phase == Phase::kDraining || set->pinned || wanted_set.misplaced) continue;
     const ReconcileAction pin = {.kind = Kind::kPin, .fingerprint = wanted_set.fingerprint};
     if (std::find(actions->begin(), actions->end(), pin) == actions->end()) actions->push_back(pin);
   }
@@ -79,23 +83,12 @@ bool IsInPlace(const std::string& alias, const std::string& fingerprint, const A
 void MoveAliases(const WantedState& wanted, const ActualState& actual, std::vector<ReconcileAction>* actions) {
   for (const auto& [alias, index] : wanted.aliases) {
     const std::string& fingerprint = wanted.sets[index].fingerprint;
-    if (!IsWhole(Find(actual, fingerprint)) || IsInPlace(alias, fingerprint, actual)) continue;
+    if (!IsWhole(wanted.sets[index], actual) || IsInPlace(alias, fingerprint, actual)) continue;
     actions->push_back({.kind = Kind::kAlias, .set = index, .fingerprint = fingerprint, .alias = alias});
   }
 }
 
 }  // namespace
-
-std::set<std::string> DroppedLeft(const WantedState& wanted, const ActualState& actual) {
-  if (!KnowsAllFingerprints(wanted)) return wanted.dropped;
-  std::set<std::string> left;
-  for (const std::string& fingerprint : wanted.dropped) {
-    const ActualSet* const set = Find(actual, fingerprint);
-    const bool is_pinned = set != nullptr && set->phase != Phase::kDraining && set->pinned;
-    if (is_pinned && !IsWanted(wanted, fingerprint)) left.insert(fingerprint);
-  }
-  return left;
-}
 
 std::vector<ReconcileAction> Reconcile(const WantedState& wanted, const ActualState& actual) {
   std::vector<ReconcileAction> actions;
@@ -108,7 +101,7 @@ std::vector<ReconcileAction> Reconcile(const WantedState& wanted, const ActualSt
 }
 
 bool IsSatisfied(const WantedState& wanted, const ActualState& actual) {
-  const auto is_whole = [&](const auto& set) { return IsWhole(Find(actual, set.fingerprint)); };
+  const auto is_whole = [&](const auto& set) { return IsWhole(set, actual); };
   return std::all_of(wanted.sets.begin(), wanted.sets.end(), is_whole) &&
          std::all_of(wanted.aliases.begin(), wanted.aliases.end(), [&](const auto& alias) {
            return IsInPlace(alias.first, wanted.sets[alias.second].fingerprint, actual);

@@ -3,8 +3,8 @@
 //
 //   for (const ReconcileAction& action : Reconcile(wanted, actual)) Perform(action);     // then look again
 //
-// Nobody is disturbed: a set is never released while an engine holds it, and one that is not wanted any more is
-// unpinned and nothing else. Thread-safe: a pure function.
+// Nobody is disturbed: a set is never released while an engine holds it, and of one that is not wanted any more the pin
+// goes and nothing else. Thread-safe: a pure function.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,11 @@ struct WantedState {
   struct Set {
     std::string fingerprint;  // empty while it is not known
     bool may_try = true;      // false while it pauses after a failure
+    bool misplaced = false;   // what is there with its fingerprint has other ranks, or is on other devices
+    std::set<std::string> may_prove_to_be = {};  // of the sets here, while its fingerprint is not known
   };
   std::vector<Set> sets;                  // in the order in which they are to be loaded
   std::map<std::string, size_t> aliases;  // by name, to the index of a set
-  std::set<std::string> dropped;          // fingerprints that were wanted before
 };
 
 // What of a weight set the decision goes by.
@@ -30,13 +31,13 @@ struct ActualSet {
   enum class Phase { kLoading, kResident, kDraining };  // one that failed is as good as not there
 
   Phase phase = Phase::kResident;
-  bool pinned = false;
+  bool pinned = false;  // for the desired state, this one or an earlier one
   bool quarantined = false;
   int leases = 0;
 };
 
 struct ActualState {
-  std::map<std::string, ActualSet> sets;       // by fingerprint
+  std::map<std::string, ActualSet> sets;       // by fingerprint; those that are wanted or pinned, at least
   std::map<std::string, std::string> aliases;  // by name, to the fingerprint that it names
 };
 
@@ -60,9 +61,6 @@ struct ReconcileAction {
 // In the order in which they are to be done; nothing if all is as wanted, or time must pass first. At most one set is
 // loaded at a time, the first of those that may: the disk is the same for all of them, and the first is ready soonest.
 std::vector<ReconcileAction> Reconcile(const WantedState& wanted, const ActualState& actual);
-
-// What of `dropped` is pinned still, or may prove to be wanted after all.
-std::set<std::string> DroppedLeft(const WantedState& wanted, const ActualState& actual);
 
 // Whether everything wanted is there: each set resident and whole, each alias naming it.
 bool IsSatisfied(const WantedState& wanted, const ActualState& actual);

@@ -40,12 +40,17 @@ struct ReconcilerOptions {
   const Clock* clock = &RealClock();
   // What is to be said of the file beyond its form, as that its models lie under no root of this service; may be empty.
   std::function<absl::Status(const DesiredState& state)> check = {};
-  // The fingerprint that a request has, and its load begun or joined: see wanted_set.h. Both may block.
-  std::function<absl::StatusOr<std::string>(const v1::RegisterRequest& request)> find_fingerprint;
-  std::function<absl::StatusOr<WeightSetRef>(const v1::RegisterRequest& request)> load;
+  // The fingerprint that a request has, and its load begun or joined: see wanted_set.h. Both may block. Needed, as the
+  // next, where there is a file.
+  std::function<absl::StatusOr<std::string>(const v1::RegisterRequest& request)> find_fingerprint = {};
+  std::function<absl::StatusOr<WeightSetRef>(const v1::RegisterRequest& request)> load = {};
+  // Whether a set that is there may be what a request stands for of which there is no fingerprint. May block, too.
+  std::function<bool(const v1::RegisterRequest& request, const WeightSetEntry& set)> may_prove_to_be = {};
   std::chrono::milliseconds look_interval{1'000};  // for what nobody tells of: aliases and pins that somebody changed
   std::chrono::milliseconds min_pause{1'000};      // after a set's first failure; it doubles with each
   std::chrono::milliseconds max_pause{60'000};
+  // For so long a set that was found damaged must have been whole, before that counts as a failure no more.
+  std::chrono::milliseconds trusted_after{600'000};
   // Each may be empty. Called without a lock held.
   std::function<void(const std::string& reason)> on_failure = {};     // of one attempt to get a set
   std::function<void(bool taken)> on_read = {};                       // of the file
@@ -63,7 +68,8 @@ class Reconciler {
   // what was wanted stays so, and failure() says why. Ok if there is no file.
   absl::Status ReadFile();
 
-  // Has the thread begin; what it would do must not be done before.
+  // Has the thread begin; what it would do must not be done before. Where there is no file, what was pinned for one is
+  // unpinned, and that is all.
   void Start();
   // Begins nothing more. What the thread is at may go on until the reconciler is destroyed.
   void Stop();
@@ -89,6 +95,10 @@ class Reconciler {
     int failed_attempts = 0;
     absl::Status failure = absl::OkStatus();  // of the last of them
     TimePoint retry_at = {};
+    std::set<std::string> may_prove_to_be = {};  // of what stays pinned for that; while its fingerprint is not known
+    bool was_misplaced = false;                  // when it was last looked at
+    bool was_damaged = false;                    // at one of them
+    std::optional<TimePoint> whole_since = std::nullopt;  // as far as was seen since one of them
   };
 
   // What the thread waits for. The registry may come to it late.
@@ -107,8 +117,11 @@ class Reconciler {
     int64_t version = 0;  // of reading
     std::vector<Set> sets;
     std::map<std::string, size_t> aliases;
-    std::set<std::string> dropped;
   };
+
+  // What could not be done at the last look, and is tried again at the next: an alias by its name, a pin by the
+  // fingerprint.
+  using Troubles = std::map<std::string, absl::Status>;
 
   // The thread's.
   void Run();
@@ -116,26 +129,35 @@ class Reconciler {
   void Pass();
   void Settle(Set* set);
   bool MustFindFingerprint(const Set& set) const;
-  void FindFingerprint(Set* set, std::set<std::string>* dropped);
+  void FindFingerprint(Set* set);
+  void FindWhatItMayProveToBe(const Desired& desired, Set* set) const;
   void NoteFailure(Set* set, const absl::Status& why);
+  void NoteMisplaced(Set* set, const absl::Status& why);
+  static void Forgive(Set* set);
   void PutBack(const Desired& desired);
   void TellIfChanged();
 
   // reconcile.h's.
   WantedState Want(const Desired& desired) const;
   ActualState Look(const Desired& desired) const;
-  void Perform(const ReconcileAction& action, Desired* desired);
+  absl::Status CheckHeld(const Set& set) const;  // that what is there with its fingerprint is held as wanted
+  std::optional<ActualSet> LookAt(const std::string& fingerprint) const;  // nothing of a set that has ended
+  void Perform(const ReconcileAction& action, Desired* desired, Troubles* troubles);
   absl::Status Load(Set* set);
-  absl::Status ReleaseForReload(const ReconcileAction& action, const Desired& desired);
+  void ReleaseForReload(const ReconcileAction& action, Desired* desired);
+  absl::Status Release(const WeightSetRef& set, const Desired& desired);
   absl::Status PointAlias(const ReconcileAction& action);
   absl::Status ChangePin(const ReconcileAction& action);
-  void NoteTrouble(const ReconcileAction& action, const absl::Status& why);
+  void NoteTroubles(const Troubles& troubles);
+  void UnpinAll();
 
   absl::StatusOr<Desired> Parse() const;
+  static void TakeOver(const Set& before, Set* set);
   v1::DesiredSet Describe(const Set& set) const;
   void DescribeState(const Set& set, v1::DesiredSet* proto) const;
   Desired Copy() const;
   bool stopped() const;
+  bool was_read() const;
 
   const ReconcilerOptions options_;
   const std::shared_ptr<Waker> waker_ = std::make_shared<Waker>();
@@ -144,9 +166,9 @@ class Reconciler {
   bool was_read_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   Desired desired_ ABSL_GUARDED_BY(mutex_);
+  Troubles troubles_ ABSL_GUARDED_BY(mutex_);
 
-  bool was_satisfied_ = false;  // the thread's own, as the next
-  std::string last_trouble_;    // that was logged: the same is not said again
+  bool was_satisfied_ = false;  // the thread's own
   std::thread thread_;
   Subscription subscription_;
 };

@@ -108,7 +108,7 @@ absl::StatusOr<WeightSetRef> RegisterCall::FindOrLoad() {
   NameObject(set->fingerprint().hash);
   RETURN_IF_ERROR(context_.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request_, placement, set->placement()));
-  if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set));
+  if (request_.pinned()) RETURN_IF_ERROR(context_.registry->Pin(set, PinOwner::kCaller));
   if (HasGone(context_.registry->View(set).state)) return FindOrLoad();  // it was evicted between the two
   if (IsEngineLayout(resolved.spec) && !request_.has_publish()) registration = FoundAs(set->fingerprint().hash);
   context_.metrics->outcomes().CountRegistration(registration);

@@ -58,7 +58,7 @@ struct MemoryPlan {
 // ended; a reference does not keep the memory.
 class WeightSetEntry {
  public:
-  explicit WeightSetEntry(NewWeightSet request) : request_(std::move(request)), pinned_(request_.pinned) {}
+  explicit WeightSetEntry(NewWeightSet request) : request_(std::move(request)), pins_(request_.pins) {}
 
   const v1::WeightSpec& spec() const { return request_.spec; }
   const v1::Environment& environment() const { return request_.environment; }
@@ -87,9 +87,9 @@ class WeightSetEntry {
   std::vector<int> lease_counts_;                     // of each of them; RELEASED only when all are 0
   bool vault_is_busy_ = false;                        // with this set's shards, for a release, a pin or a quarantine
   bool vault_has_forgotten_ = false;                  // its shards: what is left of them is the leases'
-  bool pinned_ = false;                               // never evicted
-  bool kept_pinned_ = false;                          // the vault knows that it is pinned
-  int64_t last_use_ = 0;                              // by Registry::use_count_
+  Pins pins_;
+  Pins kept_pins_;        // as the vault knows them
+  int64_t last_use_ = 0;  // by Registry::use_count_
   std::chrono::system_clock::time_point last_use_time_;
   Residency residency_;  // its generation is the last one's, and only the time of registration is set, until RESIDENT
   std::chrono::system_clock::time_point adopt_time_;  // the epoch for a set that this broker has loaded
@@ -109,6 +109,7 @@ struct WeightSetView {
   double rate_bytes_per_second = 0;
   std::optional<double> seconds_left;  // at that rate
   absl::Status failure;                // the cause, in state FAILED
+  Pins pins;
 };
 
 // Sums over all weight sets at one moment.
@@ -303,10 +304,10 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<RoomPlan> PlanRoom(const MemoryPlan& plan) const;
 
   // From now on it is not evicted, nor under a later broker. Fails as ShardVault::Keep, and the set is as it was.
-  absl::Status Pin(const WeightSetRef& set);
+  absl::Status Pin(const WeightSetRef& set, PinOwner owner);
 
-  // Takes that back: it may be evicted, as any other. Fails likewise.
-  absl::Status Unpin(const WeightSetRef& set);
+  // Takes that owner's pin back: unless another has pinned it, it may be evicted, as any other. Fails likewise.
+  absl::Status Unpin(const WeightSetRef& set, PinOwner owner);
 
   // Goes on counting where another broker has left off.
   void AdoptGenerations(const std::map<std::string, int64_t>& generations);
@@ -493,7 +494,7 @@ class Registry : public std::enable_shared_from_this<Registry> {
   absl::StatusOr<Released> ReleaseWith(LeasePolicy policy, const WeightSetRef& set);
   absl::Status CheckNotLeased(const WeightSetEntry& set) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishForgetting(const WeightSetRef& set);
-  absl::Status KeepPin(const WeightSetRef& set);
+  absl::Status KeepPins(const WeightSetRef& set);
   // registry_eviction.cc
   absl::Status MakeRoom(const BytesNeeded& need, const absl::Status& short_of);
   absl::Status WaitForRoom(const BytesNeeded& need) const;

@@ -141,7 +141,7 @@ std::string Registry::DescribeHolders(const std::string& device) const {
     const int leases = CountLeases(*set);
     holders.push_back(absl::StrCat(set->fingerprint().hash.substr(0, kShortFingerprint), " (", reserved->second,
                                    " bytes, ", IsLoading(set->state_) ? "being loaded, " : "", leases,
-                                   leases == 1 ? " lease" : " leases", set->pinned_ ? ", pinned" : "",
+                                   leases == 1 ? " lease" : " leases", set->pins_.any() ? ", pinned" : "",
                                    AliasesOf(*set).empty() ? "" : ", named by an alias", ")"));
   }
   if (left_out > 0) holders.push_back(absl::StrCat("and ", left_out, " more"));
@@ -192,7 +192,7 @@ std::vector<WeightSetRef> Registry::IdleSets() const {
   std::vector<std::pair<int64_t, WeightSetRef>> by_use;
   for (const WeightSetRef& set : sets_) {
     const bool is_idle = set->state_ == v1::WEIGHT_SET_STATE_RESIDENT && CountLeases(*set) == 0;
-    if (!is_idle || set->pinned_ || set->vault_is_busy_ || !AliasesOf(*set).empty()) continue;
+    if (!is_idle || set->pins_.any() || set->vault_is_busy_ || !AliasesOf(*set).empty()) continue;
     by_use.emplace_back(set->last_use_, set);
   }
   std::sort(by_use.begin(), by_use.end(), [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -43,7 +43,7 @@ Registry::QuarantineResult Registry::Quarantine(const WeightSetRef& set, int32_t
     shard = *found;
     residency = set->residency_;
     rank_count = static_cast<int32_t>(set->shards_.size());
-    request.pinned = set->pinned_;
+    request.pins = set->pins_;
     is_forgotten = set->vault_has_forgotten_;
     set->vault_is_busy_ = true;
     for (auto& [id, record] : leases_) {

@@ -36,7 +36,7 @@ absl::Status Registry::MakeResident(const WeightSetRef& set, std::vector<std::sh
     return status;
   }
   // Somebody may have pinned it while it was written down. If that is lost it is resident all the same.
-  KeepPin(set).IgnoreError();
+  KeepPins(set).IgnoreError();
   ForgetOldGenerations();
   return absl::OkStatus();
 }
@@ -97,7 +97,7 @@ absl::Status Registry::KeepShards(WeightSetEntry& set, const Residency& residenc
   NewWeightSet kept = set.request_;
   {
     MutexLock lock(mutex_);
-    kept.pinned = set.kept_pinned_ = set.pinned_;
+    kept.pins = set.kept_pins_ = set.pins_;
   }
   // First, so that a generation that an engine has seen is never given out again, whatever becomes of the shards.
   RETURN_IF_ERROR(options_.vault->KeepGeneration(set.fingerprint().hash, residency.generation));
@@ -156,7 +156,7 @@ absl::StatusOr<WeightSetRef> Registry::Adopt(Adoption::Set adopted) {
                        {{"fingerprint", hash}});
     }
     set->state_ = v1::WEIGHT_SET_STATE_RESIDENT;
-    set->kept_pinned_ = set->pinned_;
+    set->kept_pins_ = set->pins_;
     set->read_bytes_ = adopted.residency.read_bytes;
     set->adopt_time_ = options_.clock->WallNow();
     PlaceShards(*set, adopted.residency, std::move(adopted.shards));
@@ -281,30 +281,30 @@ absl::Status Registry::FinishForgetting(const WeightSetRef& set) {
   return forgotten;
 }
 
-absl::Status Registry::Pin(const WeightSetRef& set) {
+absl::Status Registry::Pin(const WeightSetRef& set, PinOwner owner) {
   while (true) {
     {
       MutexLock lock(mutex_);
-      set->pinned_ = true;  // first, so that it is not evicted meanwhile
+      set->pins_.Of(owner) = true;  // first, so that it is not evicted meanwhile
     }
-    RETURN_IF_ERROR(KeepPin(set));
+    RETURN_IF_ERROR(KeepPins(set));
     MutexLock lock(mutex_);
-    if (set->pinned_) return absl::OkStatus();
+    if (set->pins_.Of(owner)) return absl::OkStatus();
     // Somebody else's has failed in between, and undone this one.
   }
 }
 
-absl::Status Registry::Unpin(const WeightSetRef& set) {
+absl::Status Registry::Unpin(const WeightSetRef& set, PinOwner owner) {
   {
     MutexLock lock(mutex_);
-    set->pinned_ = false;
+    set->pins_.Of(owner) = false;
   }
-  return KeepPin(set);
+  return KeepPins(set);
 }
 
 // Has the vault know what is so, if it does not; what it cannot know is not so. Of a set that is not resident yet, it
 // will.
-absl::Status Registry::KeepPin(const WeightSetRef& set) {
+absl::Status Registry::KeepPins(const WeightSetRef& set) {
   NewWeightSet kept = set->request_;
   Residency residency;
   ShardList shards;
@@ -312,9 +312,9 @@ absl::Status Registry::KeepPin(const WeightSetRef& set) {
   {
     MutexLock lock(mutex_);
     while (set->vault_is_busy_) vault_done_.Wait(mutex_);
-    if (set->state_ != v1::WEIGHT_SET_STATE_RESIDENT || set->kept_pinned_ == set->pinned_) return absl::OkStatus();
+    if (set->state_ != v1::WEIGHT_SET_STATE_RESIDENT || set->kept_pins_ == set->pins_) return absl::OkStatus();
     set->vault_is_busy_ = true;
-    kept.pinned = set->pinned_;
+    kept.pins = set->pins_;
     residency = set->residency_;
     shards = set->shards_;
     quarantines = set->quarantines_;
@@ -327,9 +327,9 @@ absl::Status Registry::KeepPin(const WeightSetRef& set) {
   MutexLock lock(mutex_);
   set->vault_is_busy_ = false;
   if (status.ok()) {
-    set->kept_pinned_ = kept.pinned;
+    set->kept_pins_ = kept.pins;
   } else {
-    set->pinned_ = set->kept_pinned_;
+    set->pins_ = set->kept_pins_;
   }
   vault_done_.NotifyAll();
   return status;

@@ -80,6 +80,7 @@ WeightSetView Registry::ViewLocked(const WeightSetEntry& set) const {
   view.done_bytes = set.done_bytes_;
   view.total_bytes = set.read_bytes_;
   view.failure = set.failure_;
+  view.pins = set.pins_;
   const double seconds = std::chrono::duration<double>(options_.clock->SteadyNow() - set.granted_steady_).count();
   if (set.done_bytes_ > 0 && seconds > 0) {
     view.rate_bytes_per_second = static_cast<double>(set.done_bytes_) / seconds;
@@ -110,7 +111,7 @@ v1::WeightSet Registry::DescribeLocked(const WeightSetEntry& set) const {
   if (set.adopt_time_ != std::chrono::system_clock::time_point()) {
     SetTimestamp(set.adopt_time_, proto.mutable_adopt_time());
   }
-  proto.set_pinned(set.pinned_);
+  proto.set_pinned(set.pins_.any());
   if (set.last_use_ > 0) SetTimestamp(set.last_use_time_, proto.mutable_last_use_time());
   for (std::string& alias : AliasesOf(set)) *proto.add_aliases() = std::move(alias);
   proto.set_load_seconds(set.residency_.load_seconds);
@@ -148,7 +149,7 @@ RegistryTotals Registry::Totals() const {
   totals.alias_count = static_cast<int>(aliases_.size());
   for (const WeightSetRef& set : sets_) {
     ++totals.sets_by_state[set->state_];
-    totals.pinned_sets += set->pinned_ ? 1 : 0;
+    totals.pinned_sets += set->pins_.any() ? 1 : 0;
     totals.quarantined_shards += std::count_if(set->quarantines_.begin(), set->quarantines_.end(),
                                                [](const std::string& why) { return !why.empty(); });
     totals.resident_shards += static_cast<int64_t>(set->shards_.size());

@@ -35,31 +35,42 @@ absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::Re
                       .fingerprint = resolved.FingerprintOn(context.devices->FactsOf(placement.ranks)),
                       .identity = resolved.identity,
                       .placement = placement,
-                      .pinned = request.pinned()};
+                      .pins = {.by_caller = request.pinned()}};
 }
 
-absl::StatusOr<WeightSetRef> LoadSet(const ServiceContext& context, const v1::RegisterRequest& request) {
+absl::StatusOr<WeightSetRef> LoadDesired(const ServiceContext& context, const v1::RegisterRequest& request) {
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context, request.spec(), request.environment()));
   ASSIGN_OR_RETURN(NewWeightSet wanted, WantSet(context, request, resolved));
+  wanted.pins.by_desired_state = true;
   const Placement placement = wanted.placement;
   ASSIGN_OR_RETURN(WeightSetRef set, context.loads->Load(std::move(wanted)));
   RETURN_IF_ERROR(context.registry->CheckNotQuarantined(set));
   RETURN_IF_ERROR(CheckPlacement(request, placement, set->placement()));
-  if (request.pinned()) RETURN_IF_ERROR(context.registry->Pin(set));
+  RETURN_IF_ERROR(context.registry->Pin(set, PinOwner::kDesiredState));
   return set;
 }
 
-absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context, const v1::RegisterRequest& request) {
+absl::StatusOr<std::string> FindDesiredFingerprint(const ServiceContext& context, const v1::RegisterRequest& request) {
   const auto resolved = ResolveSpec(context, request.spec(), request.environment());
   if (!resolved.ok()) {
     const auto sets = FindSetsOfGoneFiles(context, request.spec(), request.environment());
-    if (!sets.empty()) return sets.front()->fingerprint().hash;
-    return resolved.status();
+    if (sets.empty()) return resolved.status();
+    const auto held = std::find_if(sets.begin(), sets.end(),
+                                   [&](const auto& set) { return CheckHeld(request, set->placement()).ok(); });
+    return (held != sets.end() ? *held : sets.front())->fingerprint().hash;
   }
   ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context, request, *resolved));
-  const WeightSetRef there = context.registry->Find(wanted.fingerprint.hash);
-  if (there != nullptr) RETURN_IF_ERROR(CheckPlacement(request, wanted.placement, there->placement()));
   return wanted.fingerprint.hash;
+}
+
+bool MayProveToBe(const ServiceContext& context, const v1::RegisterRequest& request, const WeightSetEntry& set) {
+  absl::StatusOr<v1::WeightSpec> spec = CompleteSpec(request.spec());
+  absl::StatusOr<std::string> folder = context.resolver->Resolve(request.spec().model());
+  if (!folder.ok()) folder = context.resolver->ResolveGone(request.spec().model());
+  if (!spec.ok() || !folder.ok()) return false;
+  spec->set_model(*folder);
+  return spec->SerializeAsString() == set.spec().SerializeAsString() &&
+         request.environment().SerializeAsString() == set.environment().SerializeAsString();
 }
 
 }  // namespace weightbroker

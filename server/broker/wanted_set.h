@@ -27,13 +27,19 @@ absl::StatusOr<Placement> PlaceRequest(const ServiceContext& context, const v1::
 absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::RegisterRequest& request,
                                      const ResolvedSpec& resolved);
 
-// The set that a request without a publisher stands for: resident, being loaded, or loaded from now on, and pinned if
-// the request says so. Blocks on files. Fails as a Register does before it waits.
-absl::StatusOr<WeightSetRef> LoadSet(const ServiceContext& context, const v1::RegisterRequest& request);
+// ---- Of the desired state. All of these block on files.
 
-// The fingerprint of that set; nothing is begun. Where files that a set here was made from are gone, and what is left
-// of them is unchanged, that set's. Blocks on files. Fails as ResolveSpec, WantSet and, where the set is there,
-// CheckPlacement do.
-absl::StatusOr<std::string> FindWantedFingerprint(const ServiceContext& context, const v1::RegisterRequest& request);
+// The set that such a request stands for: resident, being loaded, or loaded from now on, and pinned for the desired
+// state. Fails as a Register does before it waits.
+absl::StatusOr<WeightSetRef> LoadDesired(const ServiceContext& context, const v1::RegisterRequest& request);
+
+// The fingerprint of that set, which may be here with other ranks or on other devices; nothing is begun. Where files
+// that a set here was made from are gone, and what is left of them is unchanged, that set's. Fails as ResolveSpec and
+// WantSet do.
+absl::StatusOr<std::string> FindDesiredFingerprint(const ServiceContext& context, const v1::RegisterRequest& request);
+
+// Whether a set that is here may prove to be the one of which no fingerprint can be found now: it was made from the
+// same folder, and nothing but what is in it can differ.
+bool MayProveToBe(const ServiceContext& context, const v1::RegisterRequest& request, const WeightSetEntry& set);
 
 }  // namespace weightbroker

@@ -12,6 +12,17 @@
 
 namespace weightbroker {
 
+// For whom a set is never evicted; it may be where that is nobody.
+enum class PinOwner { kCaller, kDesiredState };
+struct Pins {
+  bool by_caller = false;         // of Register
+  bool by_desired_state = false;  // the file of --desired
+
+  bool any() const { return by_caller || by_desired_state; }
+  bool& Of(PinOwner owner) { return owner == PinOwner::kCaller ? by_caller : by_desired_state; }
+  bool operator==(const Pins&) const = default;
+};
+
 // All that a request for a weight set comes to.
 struct NewWeightSet {
   v1::WeightSpec spec;  // completed, the model as a resolved absolute path
@@ -20,7 +31,7 @@ struct NewWeightSet {
   // The files that the fingerprint is over; never null.
   std::shared_ptr<const CheckpointIdentity> identity = std::make_shared<const CheckpointIdentity>();
   Placement placement = {};
-  bool pinned = false;  // never evicted
+  Pins pins = {};
 };
 
 // How a weight set came to be resident. The same for every broker that serves it.

@@ -1,6 +1,7 @@
 #include "server/endpoint/listener.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -10,11 +11,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/error.h"
+#include "common/base/log.h"
 #include "common/base/status_macros.h"
 
 namespace weightbroker {
@@ -23,6 +26,7 @@ namespace {
 // A full backlog costs a gRPC client a whole second of back-off.
 constexpr int kBacklog = 4096;
 constexpr mode_t kFolderMode = 0755;
+constexpr std::chrono::milliseconds kProbeInterval(10);
 
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -42,6 +46,14 @@ absl::Status InUse(const std::string& path, const std::string& pid) {
   return MakeError(Reason::kSocketInUse,
                    absl::StrCat("a service is already running on ", path, pid.empty() ? "" : " (process " + pid + ")",
                                 ": stop it first, or choose another --socket"),
+                   {{"socket", path}, {"pid", pid}});
+}
+
+// The process that began to listen there has ended, and another that has the socket from it has not.
+absl::Status Remains(const std::string& path, const std::string& pid) {
+  return MakeError(Reason::kSocketInUse,
+                   absl::StrCat("what process ", pid, ", which has ended, has left behind still answers on ", path,
+                                ": end its broker, or choose another --socket"),
                    {{"socket", path}, {"pid", pid}});
 }
 
@@ -102,12 +114,11 @@ sockaddr_un Address(const std::string& path) {
   return address;
 }
 
-// The process that listens on a socket we are connected to.
-std::string ListeningProcess(int socket) {
+// The process that began to listen on a socket we are connected to; 0 if it is not known.
+pid_t ListeningProcess(int socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || credentials.pid <= 0) return "";
-  return absl::StrCat(credentials.pid);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 ? credentials.pid : 0;
 }
 
 // Ok if nothing answers on the socket. A full backlog (EAGAIN) or a socket of another type is a live service too.
@@ -116,15 +127,32 @@ absl::Status CheckNobodyAnswers(const std::string& path, int type) {
   if (!probe.valid()) return UnusableByErrno(path, "cannot create a socket", errno);
   const sockaddr_un address = Address(path);
   if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-    return InUse(path, ListeningProcess(probe.get()));
+    const pid_t pid = ListeningProcess(probe.get());
+    if (pid <= 0) return InUse(path, "");
+    const bool has_ended = kill(pid, 0) != 0 && errno == ESRCH;
+    return has_ended ? Remains(path, absl::StrCat(pid)) : InUse(path, absl::StrCat(pid));
   }
   if (errno == ECONNREFUSED) return absl::OkStatus();
   if (errno == EAGAIN || errno == EPROTOTYPE) return InUse(path, "");
   return UnusableByErrno(path, absl::StrCat("cannot tell whether a service is running on ", path), errno);
 }
 
+// The same once whoever answers has had the time to end.
+absl::Status WaitUntilNobodyAnswers(const ListenerOptions& options) {
+  const auto give_up = std::chrono::steady_clock::now() + options.patience;
+  absl::Status status = CheckNobodyAnswers(options.path, options.type);
+  for (bool is_first = true; HasReason(status, Reason::kSocketInUse); is_first = false) {
+    if (std::chrono::steady_clock::now() >= give_up) return status;
+    if (is_first) Log(LogLevel::kWarning, "listener.waiting", {{"message", std::string(status.message())}});
+    std::this_thread::sleep_for(kProbeInterval);
+    status = CheckNobodyAnswers(options.path, options.type);
+  }
+  return status;
+}
+
 // Leaves the path free, or says why it cannot.
-absl::Status RemoveStaleSocket(const std::string& path, int type) {
+absl::Status RemoveStaleSocket(const ListenerOptions& options) {
+  const std::string& path = options.path;
   struct stat stat_buffer {};
   if (lstat(path.c_str(), &stat_buffer) != 0) {
     return errno == ENOENT ? absl::OkStatus() : UnusableByErrno(path, absl::StrCat("cannot examine ", path), errno);
@@ -138,7 +166,7 @@ absl::Status RemoveStaleSocket(const std::string& path, int type) {
     return Unusable(path, absl::StrCat("the socket ", path, " belongs to user ", stat_buffer.st_uid, ", not to user ",
                                        geteuid(), ": choose another --socket"));
   }
-  RETURN_IF_ERROR(CheckNobodyAnswers(path, type));
+  RETURN_IF_ERROR(WaitUntilNobodyAnswers(options));
   if (unlink(path.c_str()) != 0 && errno != ENOENT) {
     return UnusableByErrno(path, absl::StrCat("cannot remove the stale socket ", path), errno);
   }
@@ -169,7 +197,7 @@ absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
   RETURN_IF_ERROR(CheckFolder(options));
   Listener listener;
   ASSIGN_OR_RETURN(listener.lock_, TakeLock(path));
-  RETURN_IF_ERROR(RemoveStaleSocket(path, options.type));
+  RETURN_IF_ERROR(RemoveStaleSocket(options));
 
   listener.fd_.reset(socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd_.valid()) return UnusableByErrno(path, "cannot create a socket", errno);

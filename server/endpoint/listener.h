@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,9 @@ struct ListenerOptions {
   // may connect and the lock file is 0600.
   bool create_folder = false;
   int type = SOCK_STREAM;  // of the socket
+  // For so long a socket that somebody answers on, without the lock, is waited for: what is left of a service that was
+  // killed has it for as long as it takes to end.
+  std::chrono::milliseconds patience{0};
 };
 
 // A listener taken apart, so that this process after execve, or its successor, goes on with the same socket.
@@ -49,7 +53,7 @@ class Listener {
  public:
   // Fails with
   //   SOCKET_PATH_INVALID  empty, relative, abstract or over-long path;
-  //   SOCKET_IN_USE        a live service answers there, or holds the lock; the process is named;
+  //   SOCKET_IN_USE        a live service holds the lock, or something answers there still; the process is named;
   //   SOCKET_UNUSABLE      the folder is missing, not writable or another (non-root) user's; what is there is not a
   //                        socket or another user's; mode or group cannot be set.
   // In every case what was there before is still there as it was, stale sockets aside.

@@ -31,6 +31,8 @@ constexpr char kListenName[] = "wb-listen";
 constexpr char kLockName[] = "wb-lock";
 constexpr mode_t kPrivateMode = 0600;
 constexpr milliseconds kLoaderEndTimeout(5'000);
+// A broker ends when it loses its keeper, and has the listening socket until then.
+constexpr milliseconds kRemainsPatience(10'000);
 
 // What the keeper needs beside the entries' descriptors: a packet's worth on its way in, a loader or visitor each, and
 // its own few. Where there are few at all, half of them must do.
@@ -133,7 +135,8 @@ absl::Status Keeper::OpenSockets(std::vector<NamedFd>* inherited) {
     ASSIGN_OR_RETURN(listener_, Listener::Create({.path = config_.socket,
                                                   .mode = config_.socket_mode,
                                                   .group = config_.socket_group,
-                                                  .create_folder = config_.create_socket_folder}));
+                                                  .create_folder = config_.create_socket_folder,
+                                                  .patience = kRemainsPatience}));
     manager_.RemoveFd(kListenName);
     manager_.RemoveFd(kLockName);
     manager_.StoreFd(kListenName, listener_->fd());

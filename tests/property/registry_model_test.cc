@@ -200,11 +200,11 @@ class Sequence {
     const std::string fingerprint = Hash(Pick(kFingerprints));
     NewWeightSet request;
     request.fingerprint.hash = fingerprint;
-    request.pinned = Chance(15);
+    request.pins.by_caller = Chance(15);
     request.placement.world_size = 2;
     request.placement.ranks = {{0, Chance(50) ? kHostDevice : kGpu}};
     if (Chance(40)) request.placement.ranks.push_back({1, Chance(50) ? kHostDevice : kGpu});
-    Note(absl::StrCat("Begin ", Short(fingerprint), request.pinned ? " pinned" : ""));
+    Note(absl::StrCat("Begin ", Short(fingerprint), request.pins.any() ? " pinned" : ""));
     const auto begun = registry_->Begin(request);
     const auto there = model_.find(fingerprint);
     if (there != model_.end() && there->second.state == v1::WEIGHT_SET_STATE_DRAINING) {
@@ -219,7 +219,7 @@ class Sequence {
       return;
     }
     refs_[fingerprint] = begun->set;
-    model_[fingerprint] = {.pinned = request.pinned, .ranks = request.placement.ranks};
+    model_[fingerprint] = {.pinned = request.pins.any(), .ranks = request.placement.ranks};
   }
 
   void Grant() {
@@ -466,7 +466,7 @@ class Sequence {
     const auto fingerprint = Choose([](const ModelSet& set) { return set.is_resident() || set.is_loading(); });
     if (!fingerprint.has_value()) return;
     Note(absl::StrCat("Pin ", Short(*fingerprint)));
-    EXPECT_TRUE(registry_->Pin(refs_[*fingerprint]).ok());
+    EXPECT_TRUE(registry_->Pin(refs_[*fingerprint], PinOwner::kCaller).ok());
     model_[*fingerprint].pinned = true;
   }
 
@@ -533,7 +533,7 @@ class Sequence {
     for (const auto& [fingerprint, set] : vault_.sets()) {
       EXPECT_EQ(kept.count(fingerprint), 1u);
       EXPECT_EQ(set.shards.size(), set.request.placement.ranks.size());
-      EXPECT_EQ(set.request.pinned, model_[fingerprint].pinned);
+      EXPECT_EQ(set.request.pins.any(), model_[fingerprint].pinned);
     }
     for (const HeldLease& held : leases_) EXPECT_EQ(held.superseded, held.expected) << held.alias;
   }

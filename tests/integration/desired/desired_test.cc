@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "tests/integration/survival/survival.h"
 #include "tests/integration/versions/stamped_model.h"
+#include "tests/support/checkpoint_builder.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_folder.h"
 
@@ -59,6 +61,14 @@ class DesiredTest : public ::testing::Test {
     ASSERT_TRUE(IsReady());
   }
   bool IsReady() const { return WaitForStatus(*service_, v1::HealthResponse::STATUS_READY); }
+  // True also if nobody can say.
+  bool IsPinned(const std::string& model) const {
+    const auto health = service_->Health();
+    if (!health.ok()) return true;
+    return std::any_of(health->weight_sets().begin(), health->weight_sets().end(), [&](const v1::WeightSet& set) {
+      return set.spec().model() == folder_ / ("warm/" + model) && set.pinned();
+    });
+  }
   void Reload() const { kill(service_->program().pid(), SIGHUP); }
   Finished Tool(const std::string& command, const std::vector<std::string>& more = {}) const {
     return RunProgram("weightbroker", service_->ToolFlags(command, more));
@@ -131,6 +141,71 @@ TEST_F(DesiredTest, TakesUpOneMoreSetWhenItIsToldToReadTheFileAgain) {
   const auto weights = AttachByAlias();
   ASSERT_TRUE(weights.ok()) << weights.status().ToString();
   EXPECT_EQ(weights->fingerprint(), health->desired_sets(1).fingerprint());
+}
+
+// What the file pinned is told from what somebody pinned, by a broker that was not there for either.
+TEST_F(DesiredTest, UnpinsWhatHasLeftTheFileWhileNoBrokerRanAndNotWhatIsPinnedByHand) {
+  NewModel("b", 2);
+  NewModel("c", 3);
+  Write({"a", "b", "c"}, {{kAlias, "a"}});
+  StartAndWait();
+  v1::RegisterRequest by_hand;
+  by_hand.mutable_spec()->set_model("warm:c");
+  by_hand.mutable_environment()->set_torch_version("any");
+  by_hand.set_pinned(true);
+  ASSERT_THAT(service_->Register(by_hand), IsOk());
+  Write({"a", "typo"}, {{kAlias, "a"}});
+  ASSERT_TRUE(KillBroker(*service_, SIGKILL));
+  EXPECT_TRUE(Eventually([this] { return !IsPinned("b"); })) << "though another model is not to be found";
+  EXPECT_TRUE(IsPinned("a"));
+  EXPECT_TRUE(IsPinned("c"));
+  EXPECT_THAT(service_->Health()->weight_sets(), SizeIs(3));
+}
+
+TEST_F(DesiredTest, KeepsPinnedWhatWasMadeFromAFolderOfTheFileThatCannotBeReadNow) {
+  StartAndWait();
+  const std::string before = service_->Health()->weight_sets(0).fingerprint();
+  std::filesystem::resize_file(folder_ / "warm/a/model.safetensors", 4);
+  ASSERT_TRUE(KillBroker(*service_, SIGKILL));
+  ASSERT_TRUE(Eventually([this] {
+    const auto health = service_->Health();
+    return health.ok() && health->desired_sets(0).may_prove_to_be_size() == 1;
+  }));
+  EXPECT_EQ(service_->Health()->desired_sets(0).may_prove_to_be(0), before);
+  EXPECT_TRUE(IsPinned("a"));
+  EXPECT_THAT(Tool("desired").output, HasSubstr("may prove to be " + before.substr(0, 12)));
+  EXPECT_THAT(service_->program().Errors(), HasSubstr("event=desired.stays_pinned"));
+}
+
+TEST_F(DesiredTest, IsNotReadyWhileSomebodyHoldsASetWithOtherRanks) {
+  std::filesystem::create_directories(folder_ / "warm/split");
+  CheckpointBuilder().Tensor("model.norm.weight", "BF16", {64}).Write(folder_ / "warm/split");
+  Write({});
+  Start();
+  v1::RegisterRequest partial;
+  partial.mutable_spec()->set_model("warm:split");
+  partial.mutable_spec()->set_tensor_parallel_size(2);
+  partial.mutable_environment()->set_torch_version("any");
+  partial.add_ranks(0);
+  const auto registered = service_->Register(partial);
+  ASSERT_THAT(registered, IsOk());
+  WriteFile(
+      file_,
+      R"({"version": 1, "sets": [{"name": "whole", "model": "warm:split", "torch_version": "any", "tensor_parallel_size": 2}]})");
+  Reload();
+  ASSERT_TRUE(Eventually([this] {
+    const auto health = service_->Health();
+    return health->desired_sets_size() == 1 && health->desired_sets(0).failure().reason() == "PLACEMENT_MISMATCH";
+  }));
+  EXPECT_EQ(service_->Health()->desired_sets(0).state(), v1::DesiredSet::STATE_FAILED);
+  EXPECT_NE(service_->Health()->status(), v1::HealthResponse::STATUS_READY);
+  const Finished desired = Tool("desired");
+  EXPECT_EQ(desired.exit.code, 1);
+  EXPECT_THAT(desired.output, HasSubstr("0, where 0-1 are asked for"));
+  EXPECT_THAT(ScrapeMetrics(port_), HasSubstr("weightbroker_desired_sets{state=\"failed\"} 1\n"));
+  ASSERT_THAT(service_->Unregister(registered->fingerprint(), /*force=*/false), IsOk());
+  ASSERT_TRUE(IsReady());
+  EXPECT_THAT(service_->Health()->weight_sets(0).shards(), SizeIs(2));
 }
 
 TEST_F(DesiredTest, KeepsWhatItHadWhenTheFileIsBrokenAndSaysSoUntilItIsMended) {

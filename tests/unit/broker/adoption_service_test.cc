@@ -129,7 +129,7 @@ TEST_F(AdoptionServiceTest, ReadsTheFilesAgainIfOneHasChangedSinceTheyWereKept) 
 
 TEST_F(AdoptionServiceTest, ServesAnAliasAgainAndForgetsOneWhoseSetWasNotTakenOver) {
   Adoption adoption = WithOneSet();
-  adoption.sets[0].request.pinned = true;
+  adoption.sets[0].request.pins.by_caller = true;
   adoption.aliases = {{"m@gone", std::string(64, 'e')}, {"m@live", KeptSet().fingerprint.hash}};
   StartWith(std::move(adoption));
   v1::ExportRequest request;

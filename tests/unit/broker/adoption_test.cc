@@ -263,12 +263,14 @@ TEST(Adoption, GivesAliasesAsTheyWereWrittenDown) {
   EXPECT_THAT(CheckEntries(List(KeeperEntry{"alias/no alias", entry.value, {}})).refused, SizeIs(1));
 }
 
-TEST(Adoption, KnowsThatASetIsPinned) {
-  NewWeightSet set = MakeWeightSet();
-  set.pinned = true;
-  const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(set))));
-  ASSERT_THAT(checked.adoption.sets, SizeIs(1));
-  EXPECT_TRUE(checked.adoption.sets[0].request.pinned);
+TEST(Adoption, KnowsForWhomASetIsPinned) {
+  for (const Pins pins : {Pins{.by_caller = true}, Pins{.by_desired_state = true}, Pins{true, true}}) {
+    NewWeightSet set = MakeWeightSet();
+    set.pins = pins;
+    const CheckedEntries checked = CheckEntries(List(ToEntry(MakeDraft(set))));
+    ASSERT_THAT(checked.adoption.sets, SizeIs(1));
+    EXPECT_EQ(checked.adoption.sets[0].request.pins, pins);
+  }
 }
 
 // ---- What is not. Each differs from a right one in one thing.

@@ -79,6 +79,16 @@ TEST_F(KeeperLoaderSpawnerTest, SaysHowTheLoaderDied) {
   keeper.join();
 }
 
+// Each of a load's waits for it would take all of its time, and the broker would not end meanwhile.
+TEST_F(KeeperLoaderSpawnerTest, SeesThatALoaderHasEndedThoughTheKeeperIsNotThereToSaySo) {
+  const auto loader = SpawnOne();
+  end_->Lose();
+  EXPECT_EQ(loader->process->WaitForEnd(milliseconds(10)), "") << "it runs";
+  loader->process->Kill();
+  EXPECT_EQ(loader->process->WaitForEnd(std::chrono::hours(1)), "");
+  EXPECT_EQ(loader->process->WaitForEnd(std::chrono::hours(1)), "");
+}
+
 TEST_F(KeeperLoaderSpawnerTest, DoesNotKnowTheEndOfOneThatRuns) {
   const auto loader = SpawnOne();
   EXPECT_EQ(loader->process->WaitForEnd(milliseconds(10)), "");

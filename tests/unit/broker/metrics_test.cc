@@ -231,6 +231,15 @@ TEST(Metrics, CountLoadsThatWereSlowerThanTheyCouldBe) {
   EXPECT_THAT(text, HasSubstr("weightbroker_degraded_loads_total{reason=\"no_io_uring\"} 0\n"));
 }
 
+TEST(Metrics, HaveASeriesForEveryReasonAndForWhatIsNoneFromTheStart) {
+  const std::string text = Metrics("1.2.3", SomeGauges).Render();
+  for (const char* const family : {"refusals", "desired_failures", "load_failures", "export_refusals"}) {
+    for (const char* const reason : {"INVALID_ARGUMENT", "SYSTEM_ERROR", "OTHER"}) {
+      EXPECT_THAT(text, HasSubstr(absl::StrCat("weightbroker_", family, "_total{reason=\"", reason, "\"} 0\n")));
+    }
+  }
+}
+
 TEST(Metrics, FoldWhatIsNotInTheTablesSoThatLabelsStayBounded) {
   Metrics metrics("1.2.3", SomeGauges);
   metrics.CountRefusal("MADE_UP_BY_A_LOADER");

@@ -132,6 +132,18 @@ TEST(Placement, DoesNotForARequestThatNamesOtherRanksDevicesOrKinds) {
               StatusIs(Reason::kHandleKindUnsupported));
 }
 
+TEST(Placement, IsHeldAsARequestSaysOnlyWithAllOfItsRanksOnItsDevices) {
+  const Placement found = {.ranks = {{0, "GPU-a"}, {2, "GPU-b"}}, .world_size = 4, .handle_kind = kDeviceKind};
+  EXPECT_THAT(CheckHeld(Request({2, 0}), found), IsOk());
+  EXPECT_THAT(CheckHeld(Request({2, 0}, {"GPU-b", "GPU-a"}), found), IsOk());
+  EXPECT_THAT(CheckHeld(Request({2, 0}, {"GPU-a", "GPU-b"}), found), StatusIs(Reason::kPlacementMismatch));
+  EXPECT_THAT(CheckHeld(Request(), found), StatusIs(Reason::kPlacementMismatch, HasSubstr("0, 2, where 0-3")));
+  EXPECT_THAT(CheckHeld(Request({0}), found), StatusIs(Reason::kPlacementMismatch));
+  EXPECT_THAT(CheckHeld(Request({0, 2}, {}, {v1::HANDLE_KIND_HOST_MEMFD}), found),
+              StatusIs(Reason::kHandleKindUnsupported));
+  EXPECT_THAT(CheckHeld(Request(), AllOnHost(4)), IsOk());
+}
+
 TEST(Placement, WritesRanksAsRunsForPeople) {
   EXPECT_EQ(JoinRanks(AllOnHost(1).ranks), "0");
   EXPECT_EQ(JoinRanks(AllOnHost(4).ranks), "0-3");

@@ -59,10 +59,19 @@ TEST(Reconcile, PinsWhatItFindsThere) {
               ElementsAre(ReconcileAction{.kind = Kind::kPin, .fingerprint = "a"}));
 }
 
+TEST(Reconcile, NeitherTakesNorTouchesASetThatIsHeldOtherwise) {
+  WantedState wanted = Want({"a"});
+  wanted.sets[0].misplaced = true;
+  wanted.aliases = {{"m@live", 0}};
+  const ActualState actual = SetsOnly({{"a", {.phase = Phase::kResident, .pinned = false}}});
+  EXPECT_FALSE(IsSatisfied(wanted, actual));
+  EXPECT_THAT(Reconcile(wanted, actual), IsEmpty());
+}
+
 TEST(Reconcile, MovesAnAliasOnceItsSetIsResidentAndNotBefore) {
   WantedState wanted = Want({"new"});
   wanted.aliases = {{"m@live", 0}};
-  ActualState actual = {.sets = {{"old", kResident}}, .aliases = {{"m@live", "old"}}};
+  ActualState actual = {.sets = {{"old", {.pinned = false}}}, .aliases = {{"m@live", "old"}}};
   EXPECT_THAT(Reconcile(wanted, actual), ElementsAre(Load(0, "new")));
   actual.sets["new"] = kResident;
   EXPECT_THAT(Reconcile(wanted, actual),
@@ -72,14 +81,16 @@ TEST(Reconcile, MovesAnAliasOnceItsSetIsResidentAndNotBefore) {
 }
 
 TEST(Reconcile, UnpinsWhatIsNotWantedAnyMoreAndLeavesItResident) {
-  WantedState wanted = Want({"a"});
-  wanted.dropped = {"a", "b", "gone"};
-  const ActualState actual = SetsOnly({{"a", kResident}, {"b", kResident}});
-  EXPECT_THAT(Reconcile(wanted, actual), ElementsAre(ReconcileAction{.kind = Kind::kUnpin, .fingerprint = "b"}));
-  EXPECT_THAT(DroppedLeft(wanted, actual), ElementsAre("b"));
-  wanted.sets.push_back({""});  // may prove to be b
-  EXPECT_THAT(Reconcile(wanted, actual), IsEmpty());
-  EXPECT_THAT(DroppedLeft(wanted, actual), ElementsAre("a", "b", "gone"));
+  const ActualState actual =
+      SetsOnly({{"a", kResident}, {"b", kResident}, {"going", {.phase = Phase::kDraining, .pinned = true}}});
+  EXPECT_THAT(Reconcile(Want({"a"}), actual), ElementsAre(ReconcileAction{.kind = Kind::kUnpin, .fingerprint = "b"}));
+}
+
+TEST(Reconcile, KeepsPinnedOnlyWhatASetOfUnknownFingerprintMayProveToBe) {
+  const ActualState actual = SetsOnly({{"b", kResident}, {"c", kResident}});
+  WantedState wanted = Want({""});
+  wanted.sets[0].may_prove_to_be = {"b"};
+  EXPECT_THAT(Reconcile(wanted, actual), ElementsAre(ReconcileAction{.kind = Kind::kUnpin, .fingerprint = "c"}));
 }
 
 TEST(Reconcile, ReleasesWhatIsInQuarantineOnceNobodyHoldsIt) {
@@ -118,7 +129,6 @@ class RandomNode {
   explicit RandomNode(uint32_t seed) : random_(seed) {
     for (const char* const name : {"a", "b", "c"}) wanted_.sets.push_back({name});
     wanted_.aliases = {{"x@live", 0}, {"y@live", 2}};
-    wanted_.dropped = {"d"};
   }
 
   // Something that an operator, an engine, a fault or time does.

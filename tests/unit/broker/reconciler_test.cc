@@ -4,151 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <thread>
 
-#include "tests/support/status_matchers.h"
-#include "tests/support/temporary_folder.h"
-#include "tests/unit/broker/memory_plan.h"
+#include "tests/unit/broker/reconciler_fixture.h"
 
 namespace weightbroker {
 namespace {
 
+using testing::Count;
 using ::testing::ElementsAre;
+using testing::Hash;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
-using testing::PlanOf;
+using testing::ReconcilerTest;
 using ::testing::SizeIs;
 using testing::StatusIs;
-using testing::TemporaryFolder;
 using testing::WriteFile;
-using Json = nlohmann::json;
-using State = v1::DesiredSet::State;
-
-constexpr std::chrono::seconds kPatience(60);
-
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
-
-std::shared_ptr<const Shard> MakeShard() {
-  auto shard = std::make_shared<Shard>();
-  shard->size_bytes = 4096;
-  v1::Slab slab;
-  slab.set_size_bytes(4096);
-  shard->slabs.push_back(slab);
-  shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
-  return shard;
-}
-
-// A registry without loaders: a load is over as soon as it has begun, or when the test says so.
-class ReconcilerTest : public ::testing::Test {
- protected:
-  ReconcilerTest() : file_(folder_ / "sets.json") {}
-
-  // Sets by name, each of a model of its own name.
-  void Write(const std::vector<std::string>& names, const std::map<std::string, std::string>& aliases = {}) const {
-    Json sets = Json::array();
-    for (const std::string& name : names) {
-      sets.push_back({{"name", name}, {"model", "models:" + name}, {"torch_version", "any"}});
-    }
-    WriteFile(file_, Json({{"version", 1}, {"sets", sets}, {"aliases", aliases}}).dump());
-  }
-
-  void Make() {
-    reconciler_ = std::make_unique<Reconciler>(ReconcilerOptions{
-        .registry = registry_,
-        .file = file_,
-        .find_fingerprint = [this](const v1::RegisterRequest& request) { return FindFingerprint(request); },
-        .load = [this](const v1::RegisterRequest& request) { return Load(request); },
-        .look_interval = std::chrono::milliseconds(5),
-        .min_pause = std::chrono::milliseconds(1),
-        .max_pause = std::chrono::milliseconds(4),
-        .on_failure =
-            [this](const std::string& reason) {
-              MutexLock lock(mutex_);
-              ++failures_[reason];
-            },
-        .on_read =
-            [this](bool taken) {
-              MutexLock lock(mutex_);
-              ++reads_[taken];
-            }});
-  }
-
-  void Start() {
-    Make();
-    ASSERT_THAT(reconciler_->ReadFile(), IsOk());
-    reconciler_->Start();
-  }
-
-  bool Eventually(const std::function<bool()>& condition) const {
-    const auto give_up = std::chrono::steady_clock::now() + kPatience;
-    while (!condition()) {
-      if (std::chrono::steady_clock::now() > give_up) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
-  }
-  bool IsReached() const {
-    return Eventually([this] { return reconciler_->IsSatisfied(); });
-  }
-
-  // A model's name is its fingerprint's beginning, unless the test says otherwise.
-  absl::StatusOr<std::string> FindFingerprint(const v1::RegisterRequest& request) {
-    MutexLock lock(mutex_);
-    const std::string name = request.spec().model().substr(7);
-    if (broken_models_.count(name) > 0) return MakeError(Reason::kModelNotFound, "there is no " + name);
-    return Hash(renamed_.count(name) > 0 ? renamed_.at(name) : name);
-  }
-
-  absl::StatusOr<WeightSetRef> Load(const v1::RegisterRequest& request) {
-    auto fingerprint = FindFingerprint(request);
-    if (!fingerprint.ok()) return fingerprint.status();
-    NewWeightSet wanted;
-    wanted.spec = request.spec();
-    wanted.environment = request.environment();
-    wanted.fingerprint.hash = *fingerprint;
-    wanted.pinned = request.pinned();
-    auto begun = registry_->Begin(std::move(wanted));
-    if (!begun.ok()) return begun.status();
-    MutexLock lock(mutex_);
-    loads_.push_back(request.spec().model().substr(7));
-    if (!loads_wait_) Finish(begun->set);
-    return begun->set;
-  }
-
-  void Finish(const WeightSetRef& set) const {
-    EXPECT_THAT(registry_->GrantMemory(set, PlanOf(4096, 4096, 1)), IsOk());
-    EXPECT_THAT(registry_->MakeResident(set, {MakeShard()}, 4096), IsOk());
-  }
-
-  WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }
-  std::vector<std::string> loads() {
-    MutexLock lock(mutex_);
-    return loads_;
-  }
-  std::string AliasNames(const std::string& alias) const {
-    const auto set = registry_->FindByAlias(alias);
-    return set.ok() ? (*set)->fingerprint().hash : "";
-  }
-  State StateOf(size_t index) const { return reconciler_->DescribeSets()[index].state(); }
-
-  const TemporaryFolder folder_;
-  const std::string file_;
-  const std::shared_ptr<Registry> registry_ = Registry::Create({});
-
-  Mutex mutex_;
-  std::set<std::string> broken_models_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::string> renamed_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::string> loads_ ABSL_GUARDED_BY(mutex_);
-  bool loads_wait_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, int> failures_ ABSL_GUARDED_BY(mutex_);
-  std::map<bool, int> reads_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Reconciler> reconciler_;  // first to go
-};
 
 TEST_F(ReconcilerTest, LoadsInTheOrderOfTheFilePinsAndSetsAliases) {
   Write({"b", "a"}, {{"m@live", "a"}});
@@ -165,11 +36,69 @@ TEST_F(ReconcilerTest, LoadsInTheOrderOfTheFilePinsAndSetsAliases) {
 }
 
 TEST_F(ReconcilerTest, WantsNothingWithoutAFile) {
-  Reconciler reconciler({.registry = registry_, .file = "", .find_fingerprint = nullptr, .load = nullptr});
+  Reconciler reconciler({.registry = registry_, .file = ""});
   ASSERT_THAT(reconciler.ReadFile(), IsOk());
   reconciler.Start();
   EXPECT_TRUE(reconciler.IsSatisfied());
   EXPECT_THAT(reconciler.DescribeSets(), IsEmpty());
+}
+
+TEST_F(ReconcilerTest, UnpinsWhatAnEarlierBrokerPinnedForAFileThatThereIsNoMore) {
+  BeginAs("a", {.by_desired_state = true});
+  BeginAs("b", {.by_caller = true});
+  Reconciler reconciler({.registry = registry_, .file = ""});
+  reconciler.Start();
+  EXPECT_FALSE(registry_->Describe(Find("a")).pinned());
+  EXPECT_TRUE(registry_->Describe(Find("b")).pinned());
+}
+
+// It has left the file while no broker ran.
+TEST_F(ReconcilerTest, UnpinsWhatAnEarlierBrokerPinnedAndTheFileHasNoMoreAndNothingElse) {
+  for (const char* const name : {"a", "b"}) BeginAs(name, {.by_desired_state = true});
+  BeginAs("c", {.by_caller = true});
+  BeginAs("d", {.by_caller = true, .by_desired_state = true});
+  Write({"a"});
+  Start();
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("b")).pinned(); }));
+  EXPECT_TRUE(Eventually([this] { return !registry_->View(Find("d")).pins.by_desired_state; }));
+  for (const char* const name : {"a", "c", "d"}) EXPECT_TRUE(registry_->Describe(Find(name)).pinned()) << name;
+}
+
+TEST_F(ReconcilerTest, UnpinsNothingWhileTheFileCannotBeRead) {
+  BeginAs("a", {.by_desired_state = true});
+  WriteFile(file_, "{}");
+  Make();
+  EXPECT_THAT(reconciler_->ReadFile(), StatusIs(Reason::kConfigurationInvalid));
+  reconciler_->Start();
+  registry_->TellStateObservers();
+  reconciler_ = nullptr;
+  EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
+}
+
+TEST_F(ReconcilerTest, KeepsPinnedOnlyWhatASetWhoseModelCannotBeReadMayProveToBeAndSaysSoOnce) {
+  for (const char* const name : {"a", "b"}) BeginAs(name, {.by_desired_state = true});
+  {
+    MutexLock lock(mutex_);
+    broken_models_ = {"a"};
+  }
+  Write({"a"});
+  ::testing::internal::CaptureStderr();
+  Start();
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("b")).pinned(); }));
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() > 3; }));
+  EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
+  EXPECT_THAT(reconciler_->DescribeSets()[0].may_prove_to_be(), ElementsAre(Hash("a")));
+  {
+    MutexLock lock(mutex_);
+    renamed_["a"] = "other";
+    broken_models_ = {};
+  }
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
+  ASSERT_TRUE(IsReached());
+  EXPECT_THAT(reconciler_->DescribeSets()[0].may_prove_to_be(), IsEmpty());
+  reconciler_ = nullptr;
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "event=desired.stays_pinned"), 1) << log;
 }
 
 TEST_F(ReconcilerTest, IsNotSatisfiedBeforeTheFileHasBeenReadWithoutAFault) {
@@ -185,59 +114,12 @@ TEST_F(ReconcilerTest, IsNotSatisfiedBeforeTheFileHasBeenReadWithoutAFault) {
 }
 
 TEST_F(ReconcilerTest, FindsWhatIsThereByItsFingerprintAndPinsIt) {
-  v1::RegisterRequest request;
-  request.mutable_spec()->set_model("models:a");
-  ASSERT_THAT(Load(request), IsOk());
-  EXPECT_FALSE(registry_->Describe(Find("a")).pinned());
+  BeginAs("a", {});
   Write({"a"});
   Start();
   ASSERT_TRUE(IsReached());
   EXPECT_TRUE(Eventually([this] { return registry_->Describe(Find("a")).pinned(); }));
-  EXPECT_THAT(loads(), ElementsAre("a"));
-}
-
-TEST_F(ReconcilerTest, TriesAModelAgainUntilItIsMendedAndGoesOnWithTheOthers) {
-  {
-    MutexLock lock(mutex_);
-    broken_models_ = {"a"};
-  }
-  Write({"a", "b"});
-  Start();
-  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() >= 3; }));
-  ASSERT_TRUE(Eventually([this] { return StateOf(1) == v1::DesiredSet::STATE_RESIDENT; }));
-  EXPECT_FALSE(reconciler_->IsSatisfied());
-  const v1::DesiredSet failed = reconciler_->DescribeSets()[0];
-  EXPECT_EQ(failed.state(), v1::DesiredSet::STATE_FAILED);
-  EXPECT_EQ(failed.failure().reason(), "MODEL_NOT_FOUND");
-  EXPECT_TRUE(failed.has_retry_time());
-  {
-    MutexLock lock(mutex_);
-    EXPECT_GE(failures_["MODEL_NOT_FOUND"], 3);
-    broken_models_ = {};
-  }
-  ASSERT_TRUE(IsReached());
-  EXPECT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 0; }));
-}
-
-TEST_F(ReconcilerTest, CountsALoadThatFailsAndBeginsAnother) {
-  {
-    MutexLock lock(mutex_);
-    loads_wait_ = true;
-  }
-  Write({"a"});
-  Start();
-  ASSERT_TRUE(Eventually([this] { return loads().size() == 1; }));
-  EXPECT_TRUE(Eventually([this] { return StateOf(0) == v1::DesiredSet::STATE_LOADING; }));
-  EXPECT_FALSE(reconciler_->IsSatisfied());
-  {
-    MutexLock lock(mutex_);
-    loads_wait_ = false;
-  }
-  registry_->Fail(Find("a"), MakeError(Reason::kLoaderFailed, "it died"));
-  ASSERT_TRUE(IsReached());
-  EXPECT_THAT(loads(), ElementsAre("a", "a"));
-  MutexLock lock(mutex_);
-  EXPECT_EQ(failures_["LOADER_FAILED"], 1);
+  EXPECT_THAT(loads(), IsEmpty());
 }
 
 TEST_F(ReconcilerTest, LoadsAgainWhatSomebodyHasUnregistered) {
@@ -248,6 +130,23 @@ TEST_F(ReconcilerTest, LoadsAgainWhatSomebodyHasUnregistered) {
   ASSERT_TRUE(Eventually([this] { return loads().size() == 2; }));
   ASSERT_TRUE(IsReached());
   EXPECT_EQ(AliasNames("m@live"), Hash("a"));
+}
+
+TEST_F(ReconcilerTest, CallsASetDrainingAndNotLoadingWhileEnginesHoldWhatIsLeftOfIt) {
+  Write({"a", "b"});
+  Start();
+  ASSERT_TRUE(IsReached());
+  ASSERT_THAT(registry_->SetAlias({.name = "by@hand", .set = Find("a")}), IsOk());
+  auto lease = registry_->Acquire(Find("a"), 0, {}, nullptr);
+  ASSERT_THAT(lease, IsOk());
+  ASSERT_THAT(registry_->SetAlias(
+                  {.name = "by@hand", .set = Find("b"), .expected_fingerprint = Hash("a"), .release_previous = true}),
+              IsOk());
+  EXPECT_EQ(StateOf(0), v1::DesiredSet::STATE_DRAINING);
+  EXPECT_FALSE(reconciler_->IsSatisfied());
+  lease->Drop();
+  ASSERT_TRUE(IsReached());
+  EXPECT_EQ(StateOf(0), v1::DesiredSet::STATE_RESIDENT);
 }
 
 TEST_F(ReconcilerTest, LoadsAgainWhatIsInQuarantineOnceNobodyHoldsIt) {
@@ -298,7 +197,7 @@ TEST_F(ReconcilerTest, LeavesAPinAloneThatSomebodySetsAfterItWasDropped) {
   ASSERT_THAT(reconciler_->ReadFile(), IsOk());
   ASSERT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
   ASSERT_TRUE(IsReached());
-  ASSERT_THAT(registry_->Pin(Find("a")), IsOk());
+  ASSERT_THAT(registry_->Pin(Find("a"), PinOwner::kCaller), IsOk());
   Write({"b", "c"});
   ASSERT_THAT(reconciler_->ReadFile(), IsOk());
   ASSERT_TRUE(IsReached());

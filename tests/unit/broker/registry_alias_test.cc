@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/broker/registry.h"
+#include "tests/support/resident_set.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/fake_clock.h"
 #include "tests/unit/broker/fake_vault.h"
-#include "tests/unit/broker/memory_plan.h"
 
 namespace weightbroker {
 namespace {
@@ -20,18 +20,17 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FakeClock;
 using testing::FakeVault;
+using testing::FinishLoad;
+using testing::Hash;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
-using testing::PlanOf;
 using testing::Refuses;
 using ::testing::SizeIs;
 using testing::StatusIs;
 
 constexpr char kLive[] = "model@live";
-
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
 
 class RegistryAliasTest : public ::testing::Test {
  protected:
@@ -43,11 +42,7 @@ class RegistryAliasTest : public ::testing::Test {
 
   WeightSetRef MakeResident(const std::string& start) {
     const WeightSetRef set = Begin(start);
-    EXPECT_THAT(registry_->GrantMemory(set, PlanOf(4096, 4096, 1)), IsOk());
-    auto shard = std::make_shared<Shard>();
-    shard->size_bytes = 4096;
-    shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
-    EXPECT_THAT(registry_->MakeResident(set, {shard}, 4096), IsOk());
+    FinishLoad(*registry_, set, 4096);
     return set;
   }
 

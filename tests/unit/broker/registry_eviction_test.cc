@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/broker/registry.h"
+#include "tests/support/resident_set.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/fake_clock.h"
 #include "tests/unit/broker/fake_vault.h"
@@ -22,6 +23,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FakeClock;
 using testing::FakeVault;
+using testing::FinishLoad;
+using testing::Hash;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -35,13 +38,11 @@ using testing::StatusIs;
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr char kGpu[] = "GPU-a";
 
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
-
 NewWeightSet Wanted(const std::string& start, const std::string& device, bool pinned) {
   NewWeightSet wanted;
   wanted.fingerprint.hash = Hash(start);
   wanted.placement.ranks = {{0, device}};
-  wanted.pinned = pinned;
+  wanted.pins.by_caller = pinned;
   return wanted;
 }
 
@@ -72,12 +73,7 @@ class RegistryEvictionTest : public ::testing::Test {
   WeightSetRef MakeResident(const std::string& start, int64_t bytes, const std::string& device = kHostDevice,
                             bool pinned = false) {
     const WeightSetRef set = Begin(start, device, pinned);
-    EXPECT_THAT(registry_->GrantMemory(set, PlanOn(device, bytes)), IsOk());
-    auto shard = std::make_shared<Shard>();
-    shard->device = device;
-    shard->size_bytes = bytes;
-    shard->slab_fds = std::make_shared<const std::vector<UniqueFd>>();
-    EXPECT_THAT(registry_->MakeResident(set, {shard}, bytes), IsOk());
+    FinishLoad(*registry_, set, bytes);
     clock_.Advance(std::chrono::seconds(1));
     return set;
   }
@@ -134,7 +130,7 @@ TEST_F(RegistryEvictionTest, EvictsNeitherWhatIsPinnedNorWhatAnAliasNames) {
   const WeightSetRef second = MakeResident("bb", 3 * kGiB);
   const WeightSetRef third = MakeResident("cc", 3 * kGiB);
   ASSERT_THAT(registry_->SetAlias({.name = "m@live", .set = second}), IsOk());
-  ASSERT_THAT(registry_->Pin(third), IsOk());
+  ASSERT_THAT(registry_->Pin(third, PinOwner::kCaller), IsOk());
   EXPECT_THAT(Grant("dd", 4 * kGiB), StatusIs(Reason::kMemoryExhausted, HasSubstr("named by an alias")));
   ASSERT_THAT(registry_->DeleteAlias("m@live", std::nullopt), IsOk());
   EXPECT_THAT(Grant("ee", 4 * kGiB), IsOk());
@@ -145,10 +141,21 @@ TEST_F(RegistryEvictionTest, EvictsWhatIsUnpinnedAgain) {
   Start();
   const WeightSetRef first = MakeResident("aa", 3 * kGiB, kHostDevice, /*pinned=*/true);
   MakeResident("bb", 3 * kGiB);
-  ASSERT_THAT(registry_->Unpin(first), IsOk());
+  ASSERT_THAT(registry_->Unpin(first, PinOwner::kCaller), IsOk());
   EXPECT_FALSE(registry_->Describe(first).pinned());
   EXPECT_THAT(Grant("cc", 6 * kGiB), IsOk());
   EXPECT_THAT(evicted_, ElementsAre("aa"));
+}
+
+TEST_F(RegistryEvictionTest, EvictsNothingThatOneOfTwoWhoPinnedItStillPins) {
+  Start();
+  const WeightSetRef set = MakeResident("aa", 8 * kGiB, kHostDevice, /*pinned=*/true);
+  ASSERT_THAT(registry_->Pin(set, PinOwner::kDesiredState), IsOk());
+  ASSERT_THAT(registry_->Unpin(set, PinOwner::kDesiredState), IsOk());
+  EXPECT_TRUE(registry_->Describe(set).pinned());
+  EXPECT_THAT(Grant("bb", 8 * kGiB), StatusIs(Reason::kMemoryExhausted));
+  ASSERT_THAT(registry_->Unpin(set, PinOwner::kCaller), IsOk());
+  EXPECT_THAT(Grant("cc", 8 * kGiB), IsOk());
 }
 
 TEST_F(RegistryEvictionTest, RefusesWhereItIsNotToEvict) {
@@ -241,17 +248,17 @@ TEST_F(RegistryEvictionTest, SaysThatASetIsPinnedOnlyOnceTheVaultKnows) {
   Start();
   const WeightSetRef set = MakeResident("aa", 8 * kGiB);
   vault_.OnCall(Refuses("Keep 0"));
-  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(registry_->Pin(set, PinOwner::kCaller), StatusIs(Reason::kKeeperRefused));
   EXPECT_FALSE(registry_->Describe(set).pinned());
   // A second one comes while the first is with the vault, which is going to refuse.
   absl::Status second;
   std::thread pinning;
   std::atomic<bool> is_first{true};
   vault_.OnCall([&](const std::string& call) {
-    if (is_first.exchange(false)) pinning = std::thread([&] { second = registry_->Pin(set); });
+    if (is_first.exchange(false)) pinning = std::thread([&] { second = registry_->Pin(set, PinOwner::kCaller); });
     return Refuses("Keep 0")(call);
   });
-  EXPECT_THAT(registry_->Pin(set), StatusIs(Reason::kKeeperRefused));
+  EXPECT_THAT(registry_->Pin(set, PinOwner::kCaller), StatusIs(Reason::kKeeperRefused));
   pinning.join();
   EXPECT_THAT(second, StatusIs(Reason::kKeeperRefused));
   EXPECT_FALSE(registry_->Describe(set).pinned());

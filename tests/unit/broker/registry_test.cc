@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/resident_set.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/broker/fake_clock.h"
 #include "tests/unit/broker/memory_plan.h"
@@ -18,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::FakeClock;
+using testing::Hash;
 using testing::HasMetadata;
 using ::testing::HasSubstr;
 using testing::IsOk;
@@ -26,8 +28,6 @@ using ::testing::SizeIs;
 using testing::StatusIs;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-
-std::string Hash(const std::string& start) { return start + std::string(64 - start.size(), '0'); }
 
 NewWeightSet Wanted(const std::string& start, const std::string& model = "/models/m") {
   NewWeightSet wanted;

@@ -25,7 +25,7 @@ DesiredSet SetNamed(const std::string& name) {
   return set;
 }
 
-TEST(DesiredRequests, SayWhatTheFileSaysAndPin) {
+TEST(DesiredRequests, SayWhatTheFileSays) {
   DesiredSet set = SetNamed("a");
   set.tensor_parallel_size = 2;
   set.pipeline_parallel_size = 2;
@@ -57,7 +57,6 @@ TEST(DesiredRequests, SayWhatTheFileSaysAndPin) {
   EXPECT_THAT(request.ranks(), ElementsAre(0, 11));
   EXPECT_THAT(request.devices(), ElementsAre("host", "host"));
   EXPECT_THAT(request.handle_kinds(), ElementsAre(v1::HANDLE_KIND_CUDA_IPC, v1::HANDLE_KIND_HOST_MEMFD));
-  EXPECT_TRUE(request.pinned());
 }
 
 TEST(DesiredRequests, RefuseASpecThatNoModelCouldMakeSenseOf) {
@@ -84,10 +83,29 @@ TEST(DesiredRequests, RefuseRanksThatTheSpecDoesNotHaveAndDevicesThatAreTooFew) 
 TEST(DesiredRequests, RefuseASetThatIsTheSameAsAnother) {
   DesiredSet same = SetNamed("b");
   same.tensor_parallel_size = 1;  // what nothing said comes to
-  EXPECT_THAT(ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile),
-              StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: is the same as the set \"a\"")));
+  EXPECT_THAT(
+      ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile),
+      StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: \"b\" is the same weights as \"a\" at /sets/0")));
   same.torch_version = "2.11.0";
   EXPECT_THAT(ToRegisterRequests({.sets = {SetNamed("a"), same}, .aliases = {}}, kFile), IsOk());
+}
+
+TEST(DesiredRequests, RefuseTwoSetsThatDifferOnlyInWhatOfThemIsHeldWhere) {
+  DesiredSet first = SetNamed("a");
+  first.tensor_parallel_size = 2;
+  const auto check = [&](const DesiredSet& second) {
+    return ToRegisterRequests({.sets = {first, second}, .aliases = {}}, kFile);
+  };
+  DesiredSet second = first;
+  second.name = "b";
+  second.ranks = {1};
+  EXPECT_THAT(check(second), StatusIs(Reason::kConfigurationInvalid, HasSubstr("\"b\" is the same weights as \"a\"")));
+  first.devices = {"GPU-a", "GPU-b"};
+  second.devices = {"GPU-c"};
+  EXPECT_THAT(check(second), StatusIs(Reason::kConfigurationInvalid));
+  second.ranks = {};
+  second.devices = {"host", "host"};
+  EXPECT_THAT(check(second), IsOk()) << "what is on GPUs is another weight set";
 }
 
 }  // namespace

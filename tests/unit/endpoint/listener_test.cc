@@ -8,7 +8,9 @@
 
 #include <fstream>
 #include <optional>
+#include <thread>
 
+#include "common/base/socket.h"
 #include "tests/support/status_matchers.h"
 #include "tests/unit/endpoint/socket_client.h"
 #include "tests/unit/endpoint/temp_folder.h"
@@ -169,6 +171,34 @@ TEST(Listener, RefusesALiveServiceThatHoldsNoLock) {
   EXPECT_THAT(second, StatusIs(Reason::kSocketInUse));
   EXPECT_THAT(second, HasMetadata("pid", std::to_string(getpid())));
   EXPECT_TRUE(Connect(folder / "s").valid());
+}
+
+TEST(Listener, WaitsForWhatIsLeftOfAServiceThatIsEnding) {
+  TempFolder folder;
+  UniqueFd left = BindPlainly(folder / "s");
+  std::thread ending([&] {
+    const UniqueFd probed(accept(left.get(), nullptr, nullptr));
+    left.reset();
+  });
+  const auto successor = Listener::Create({.path = folder / "s", .patience = std::chrono::minutes(10)});
+  ending.join();
+  EXPECT_THAT(successor, IsOk());
+  EXPECT_TRUE(Connect(folder / "s").valid());
+}
+
+TEST(Listener, SaysOfWhatIsLeftThatTheProcessWhichBeganItHasEnded) {
+  TempFolder folder;
+  const std::string path = folder / "s";
+  SocketPair passing = CreateSeqpacketPair().value();
+  ASSERT_EQ(RunAsUser(geteuid(),
+                      [&] {
+                        const UniqueFd live = BindPlainly(path);
+                        return SendMessage(passing.second.get(), "it", std::vector{live.get()}).ok() ? 0 : 1;
+                      }),
+            0);
+  const auto left = ReceiveMessage(passing.first.get());
+  ASSERT_THAT(left, IsOk());
+  EXPECT_THAT(Listener::Create({.path = path}), StatusIs(Reason::kSocketInUse, HasSubstr("which has ended")));
 }
 
 TEST(Listener, RefusesALiveServiceWhoseBacklogIsFull) {

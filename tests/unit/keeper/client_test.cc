@@ -266,6 +266,14 @@ TEST(KeeperClient, TellsHowALoaderEnded) {
   EXPECT_EQ(first.end->Wait(milliseconds(0)), 9);
 }
 
+TEST(KeeperClient, WaitsForNoNewsOfALoaderOnceTheKeeperHasGone) {
+  ScriptedKeeper keeper;
+  auto client = Connect(&keeper);
+  const KeeperLoader loader = StartLoader(&keeper, client.get(), 4711);
+  keeper.Close();
+  EXPECT_EQ(loader.end->Wait(std::chrono::hours(1)), std::nullopt);
+}
+
 TEST(KeeperClient, TakesNoNewsOfOneLoaderForThatOfTheNextWithItsNumber) {
   ScriptedKeeper keeper;
   auto client = Connect(&keeper);
