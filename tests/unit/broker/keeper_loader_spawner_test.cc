@@ -84,7 +84,7 @@ TEST_F(KeeperLoaderSpawnerTest, SeesThatALoaderHasEndedThoughTheKeeperIsNotThere
   const auto loader = SpawnOne();
   end_->Lose();
   EXPECT_EQ(loader->process->WaitForEnd(milliseconds(10)), "") << "it runs";
-  loader->process->Kill();
+  loader->process->Kill("the test ends it");
   EXPECT_EQ(loader->process->WaitForEnd(std::chrono::hours(1)), "");
   EXPECT_EQ(loader->process->WaitForEnd(std::chrono::hours(1)), "");
 }
