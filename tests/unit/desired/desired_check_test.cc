@@ -58,7 +58,7 @@ TEST(CheckDesiredFile, FindsWhatEachOfItsChecksFinds) {
   EXPECT_THAT(check(R"({"version": 1, "sets": [)" + set + R"("x"}]})"), IsOk());
   EXPECT_THAT(check("{"), StatusIs(Reason::kConfigurationInvalid));
   EXPECT_THAT(check(R"({"version": 1, "sets": [)" + set + R"("x"}, )" + set + R"("y"}]})"),
-              StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: is the same as the set \"x\"")));
+              StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/1: \"y\" is the same weights as \"x\"")));
   EXPECT_THAT(check(R"({"version": 1, "sets": [{"model": "b:m", "torch_version": "any", "name": "x"}]})"),
               StatusIs(Reason::kConfigurationInvalid, HasSubstr("there is no model root \"b\"")));
 }
