@@ -40,11 +40,18 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& socket_path) {
   return grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(), arguments);
 }
 
-absl::Status NoService(const std::string& socket_path, const std::string& cause) {
+absl::Status NoService(
+    const std::string& socket_path, const std::string& cause,
+    const std::string& what_to_do = "start weightbrokerd, or name its socket (WEIGHTBROKER_SOCKET)") {
   return MakeError(Reason::kServiceUnavailable,
-                   absl::StrCat("no service answers at ", socket_path, ": ", cause,
-                                "; start weightbrokerd, or name its socket (WEIGHTBROKER_SOCKET)"),
+                   absl::StrCat("no service answers at ", socket_path, ": ", cause, "; ", what_to_do),
                    {{"socket", socket_path}, {"cause", cause}});
+}
+
+absl::Status NoAnswerInTime(const std::string& socket_path) {
+  if (!SomebodyListens(socket_path)) return NoService(socket_path, "the deadline passed");
+  return NoService(socket_path, "the deadline passed, though somebody listens there",
+                   "allow more time; if that does not help, the service hangs: see its log");
 }
 
 Reason ReasonFor(grpc::StatusCode code) {
@@ -145,13 +152,13 @@ absl::Status Connection::Reach(Deadline deadline) const {
       look_again = Sooner(deadline, DeadlineIn(kLookInterval));
     }
     if (channel_->WaitForStateChange(state, look_again)) continue;
-    if (Remaining(deadline).count() == 0) return NoService(socket_path_, "the deadline passed");
+    if (Remaining(deadline).count() == 0) return NoAnswerInTime(socket_path_);
   }
 }
 
 absl::Status Connection::WaitUntilConnected(Deadline deadline) const {
   if (daemon_.has_value()) return Reach(deadline);
-  if (!channel_->WaitForConnected(deadline)) return NoService(socket_path_, "the deadline passed");
+  if (!channel_->WaitForConnected(deadline)) return NoAnswerInTime(socket_path_);
   reached_ = true;
   return absl::OkStatus();
 }
@@ -164,6 +171,11 @@ absl::Status Connection::CheckWorthWaiting() const {
   if (faccessat(AT_FDCWD, socket_path_.c_str(), W_OK, AT_EACCESS) == 0) return absl::OkStatus();
   const bool is_missing = errno == ENOENT || errno == ENOTDIR;
   if (is_missing && reached_) return absl::OkStatus();  // it is being replaced by one with a socket of its own
+  if (errno == EACCES) {
+    return NoService(socket_path_, strerror(EACCES),
+                     "this user may not connect: see --socket_mode and --socket_group of the service, and the modes of "
+                     "the folders above the socket");
+  }
   return NoService(socket_path_, strerror(errno));
 }
 

@@ -16,6 +16,7 @@
 #include "client/tool/groups_command.h"
 #include "client/tool/inspect.h"
 #include "client/tool/mkcheckpoint_command.h"
+#include "client/tool/output.h"
 #include "client/tool/pages.h"
 #include "client/tool/plan_command.h"
 #include "client/tool/scrub_command.h"
@@ -26,6 +27,7 @@
 #include "client/tool/validators.h"
 #include "client/tool/verify_command.h"
 #include "common/base/alias_name.h"
+#include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/quote.h"
 
@@ -82,6 +84,7 @@ class CommandLine {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() != 0 && WantsJson(argc, argv)) return RefuseUsage(error.what());
       const bool done = app_.exit(error) == 0;
       if (!done) HintAtOrder(argc, argv);
       return done ? kDone : kUsage;
@@ -100,14 +103,25 @@ class CommandLine {
     return code == kDone ? kRefused : code;
   }
 
+  static bool WantsJson(int argc, char** argv) {
+    return std::any_of(argv + 1, argv + argc, [](const std::string_view word) { return word == "--json"; });
+  }
+
+  static int RefuseUsage(const std::string& what) {
+    PrintError(MakeError(Reason::kInvalidArgument, what), /*json=*/true);
+    return Finished(kUsage);
+  }
+
   // CLI11 says of a word that is no command that it was not expected, and not what is.
   int CheckCommand(int argc, char** argv) const {
     if (argc < 2 || argv[1][0] == '-') return kDone;
     std::vector<std::string> names;
     for (const CLI::App* command : app_.get_subcommands(nullptr)) names.push_back(command->get_name());
     if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return kDone;
-    fprintf(stderr, "there is no command %s; these are: %s\nRun with --help for more information.\n",
-            Quote(argv[1]).c_str(), absl::StrJoin(names, ", ").c_str());
+    const std::string what =
+        absl::StrCat("there is no command ", Quote(argv[1]), "; these are: ", absl::StrJoin(names, ", "));
+    if (WantsJson(argc, argv)) return RefuseUsage(what);
+    fprintf(stderr, "%s\nRun with --help for more information.\n", what.c_str());
     return kUsage;
   }
 

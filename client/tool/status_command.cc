@@ -26,12 +26,17 @@ std::vector<std::string> MissingDesired(const v1::HealthResponse& health) {
   return missing;
 }
 
-// Why the last attempt at each of them failed that has failed and is not there.
+// Why the last attempt at each of them failed that has failed and is not there. What is there may have failed before.
 Json DesiredFailures(const v1::HealthResponse& health) {
   Json failures = Json::array();
   for (const v1::DesiredSet& set : health.desired_sets()) {
-    if (!set.has_failure()) continue;
+    if (!set.has_failure() || set.state() == v1::DesiredSet::STATE_RESIDENT) continue;
     failures.push_back({{"set", set.name()}, {"reason", set.failure().reason()}, {"message", set.failure().message()}});
+  }
+  for (const v1::DesiredAlias& alias : health.desired_aliases()) {
+    if (!alias.has_failure() || alias.in_place()) continue;
+    failures.push_back(
+        {{"alias", alias.name()}, {"reason", alias.failure().reason()}, {"message", alias.failure().message()}});
   }
   return failures;
 }

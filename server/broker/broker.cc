@@ -119,6 +119,7 @@ struct Broker::Parts {
              .file = options.desired_file,
              .files = options.file_system,
              .clock = options.clock,
+             .check = [this](const auto& state) { return CheckDesiredModels(state); },
              .find_fingerprint = [this](const auto& request) { return FindDesiredFingerprint(context, request); },
              .load = [this](const auto& request) { return LoadDesired(context, request); },
              .may_prove_to_be = [this](const auto& request,

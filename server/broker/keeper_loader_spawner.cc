@@ -36,7 +36,7 @@ class KeptLoader : public LoaderProcess {
 
   // Where the loader is in a PID namespace that this process may not signal into, the closed control socket ends it.
   void Kill(const std::string& cause) override {
-    if (!WaitForEnd(std::chrono::milliseconds(0)).empty()) return;
+    if (HasEnded(std::chrono::milliseconds(0))) return;
     LogKill(pid_, cause);
     SendKill();
   }
@@ -48,12 +48,17 @@ class KeptLoader : public LoaderProcess {
     }
     // Where the keeper has gone, that the loader has ended can be seen, and not how.
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    pollfd ended = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
-    poll(&ended, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+    HasEnded(left);
     return "";
   }
 
  private:
+  // Seen without the keeper.
+  bool HasEnded(std::chrono::milliseconds timeout) const {
+    pollfd ended = {.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    return poll(&ended, 1, static_cast<int>(std::max<int64_t>(0, timeout.count()))) > 0;
+  }
+
   void SendKill() { syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0); }
 
   const pid_t pid_;

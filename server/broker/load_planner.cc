@@ -25,8 +25,10 @@ absl::Status DescribeDeath(LoaderProcess& process) {
       {{"exit", how}});
 }
 
+// `has_said_so` becomes true where the loader itself is the one that gave up, or has ended.
 absl::StatusOr<MemoryPlan> AwaitPlan(const Registry& registry, const SpawnedLoader& loader,
-                                     const internal::v1::LoadRequest& request, std::chrono::milliseconds timeout) {
+                                     const internal::v1::LoadRequest& request, std::chrono::milliseconds timeout,
+                                     bool* has_said_so) {
   const auto give_up = std::chrono::steady_clock::now() + timeout;
   absl::StatusOr<SocketMessage> message;
   do {
@@ -41,10 +43,12 @@ absl::StatusOr<MemoryPlan> AwaitPlan(const Registry& registry, const SpawnedLoad
     message = ReceiveMessage(loader.control_socket.get(), kHeartbeat);
   } while (HasReason(message.status(), Reason::kDeadlineExceeded));
   if (!message.ok()) return message.status();
+  *has_said_so = message->closed;
   if (message->closed) return DescribeDeath(*loader.process);
   LoadEvent event;
   if (!event.ParseFromString(message->bytes)) return DistrustLoader("sent bytes that are not a LoadEvent");
   if (event.has_failed()) {
+    *has_said_so = true;
     const absl::Status failure = ParseRpcStatus(event.failed().SerializeAsString());
     return failure.ok() ? DistrustLoader("said that it failed with code OK") : failure;
   }
@@ -59,8 +63,10 @@ absl::StatusOr<MemoryPlan> AwaitPlan(const Registry& registry, const SpawnedLoad
 absl::StatusOr<MemoryPlan> PlanLoad(const Registry& registry, LoaderSpawner& spawner,
                                     const internal::v1::LoadRequest& request, std::chrono::milliseconds timeout) {
   ASSIGN_OR_RETURN(const SpawnedLoader loader, spawner.Spawn(request));
-  absl::StatusOr<MemoryPlan> plan = AwaitPlan(registry, loader, request, timeout);
-  EndLoader(*loader.process, !plan.ok(), "its plan is all that was wanted", kExitGrace);
+  bool has_said_so = false;
+  absl::StatusOr<MemoryPlan> plan = AwaitPlan(registry, loader, request, timeout, &has_said_so);
+  const std::string cause = plan.ok() ? "its plan is all that was wanted" : std::string(plan.status().message());
+  EndLoader(*loader.process, has_said_so, cause, kExitGrace);
   return plan;
 }
 

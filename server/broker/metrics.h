@@ -92,7 +92,8 @@ struct MetricInfo {
   X(kDesiredAliases, "weightbroker_desired_aliases", kGauge, "state",                                               \
     "Aliases that the service is configured to have: in_place, missing (or naming another set), failed.")           \
   X(kDesiredFileRefused, "weightbroker_desired_file_refused", kGauge, "",                                           \
-    "1 if the file of --desired was wrong when it was last read, and what was read before is in force; else 0.")    \
+    "1 if the file of --desired was wrong when it was last read: what this broker read before, if anything, is in " \
+    "force; else 0.")                                                                                               \
   X(kDesiredReadsTotal, "weightbroker_desired_reads_total", kCounter, "result",                                     \
     "Readings of the file of --desired: taken, refused.")                                                           \
   X(kDesiredFailuresTotal, "weightbroker_desired_failures_total", kCounter, "reason",                               \

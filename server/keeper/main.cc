@@ -63,12 +63,13 @@ int Fail(const absl::Status& status) {
   return HasReason(status, Reason::kSocketInUse) ? kSocketInUse : kFailed;
 }
 
-// Of --check_config: the broker knows what else the start would say of the desired state, and says it on stderr. Its
-// exit code.
+// The broker knows what else the start would say of the desired state, and says it on stderr. Its exit code.
 int CheckDesired(const BrokerConfig& config, int argc, char** argv) {
   const UniqueFd nothing(open("/dev/null", O_WRONLY | O_CLOEXEC));
-  auto broker = Spawn(
-      {.path = config.broker_path, .arguments = {argv + 1, argv + argc}, .fds = {{nothing.get(), STDOUT_FILENO}}});
+  std::vector<std::string> arguments = ArgumentsToPassOn(argc, argv);
+  if (!config.check_config) arguments.emplace_back("--check_config");
+  auto broker =
+      Spawn({.path = config.broker_path, .arguments = std::move(arguments), .fds = {{nothing.get(), STDOUT_FILENO}}});
   if (!broker.ok()) return Fail(broker.status());
   const auto exit = broker->Wait();
   return exit.ok() ? exit->shell_code() : Fail(exit.status());
@@ -76,7 +77,8 @@ int CheckDesired(const BrokerConfig& config, int argc, char** argv) {
 
 int Main(int argc, char** argv) {
   auto config = ParseBrokerConfig(argc, argv);
-  if (config.ok() && config->check_config && !config->desired_file.empty()) {
+  // Also before --detach, whose command has ended by the time the broker would say it.
+  if (config.ok() && (config->check_config || config->detach) && !config->desired_file.empty()) {
     if (const int code = CheckDesired(*config, argc, argv); code != 0) return code;
   }
   if (const auto code = AnswerWithoutServing(kProgram, config); code.has_value()) return *code;

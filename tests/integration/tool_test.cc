@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -44,6 +45,29 @@ class ToolTest : public ::testing::Test {
 
   const Service service_;
 };
+
+TEST_F(ToolTest, TellsAServiceThatDoesNotAnswerFromNone) {
+  const auto broker = static_cast<pid_t>(service_.Health()->process_id());
+  kill(broker, SIGSTOP);
+
+  const Finished tool = Tool("list", {"--timeout", "0.5", "--json"});
+
+  kill(broker, SIGCONT);
+  EXPECT_EQ(tool.exit.code, 4);
+  EXPECT_THAT(tool.json["message"].get<std::string>(), HasSubstr("the service hangs: see its log"));
+}
+
+TEST_F(ToolTest, SaysInJsonWhatIsWrongWithTheCommandLine) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"register", "--json"}, {"status", "--bogus", "--json"}, {"regster", "models:small", "--json"}}) {
+    const Finished tool = RunProgram("weightbroker", words);
+
+    EXPECT_EQ(tool.exit.code, 2) << words[0];
+    EXPECT_EQ(tool.json["ok"], false) << words[0];
+    EXPECT_EQ(tool.json["reason"], "INVALID_ARGUMENT") << words[0];
+    EXPECT_THAT(tool.json["message"].get<std::string>(), Not(IsEmpty())) << words[0];
+  }
+}
 
 TEST_F(ToolTest, RegistersByTheFirstKindOfHandleThatIsToBeHad) {
   const Finished refused =

@@ -103,6 +103,7 @@ class Chaos {
                            .kept = kept,
                            .gpu_uuid = gpu_uuid_,
                            .exported_model = flags_.gpu ? Service::Model(kExported) : "",
+                           .exported_folder = service_.ModelFolder(kExported),
                            .seed = flags_.seed + 1});
     for (Seat& seat : seats_) SitDown(seat);
     for (int i = 0; i < flags_.events; ++i) {
@@ -357,6 +358,7 @@ class Chaos {
     }
     for (const Seat& seat : seats_) ExpectRight(seat.model);
     ExpectRight(Service::Model("shared"));
+    if (flags_.gpu && Sum().exported == 0) Complain("no engine has attached by CUDA IPC");
   }
 
   // By a process of its own, whose GPU it may be.
@@ -368,7 +370,7 @@ class Chaos {
     if (!engine.exit.success()) Complain(model + " cannot be attached and verified in the end: " + engine.errors);
   }
 
-  void Report(const Churn& churn) const {
+  Tally Sum() const {
     Tally sum;
     for (const Seat& seat : seats_) {
       sum.attached += seat.tally->attached;
@@ -380,6 +382,11 @@ class Chaos {
       sum.export_refusals += seat.tally->export_refusals;
       sum.left += seat.tally->left;
     }
+    return sum;
+  }
+
+  void Report(const Churn& churn) const {
+    const Tally sum = Sum();
     const nlohmann::ordered_json report = {{"bench", "chaos"},
                                            {"seed", flags_.seed},
                                            {"engines", flags_.engines},

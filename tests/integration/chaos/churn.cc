@@ -49,7 +49,7 @@ void Churn::ReleasePublished(bool all) {
     if (std::find(plan_.kept.begin(), plan_.kept.end(), fingerprint) != plan_.kept.end()) continue;
     // Of one whose exporter has gone nobody has any use, though engines go on with what they have mapped.
     const bool is_dead = !set["shards"].empty() && !set["shards"][0].value("export_refusal", "").empty();
-    const bool is_used = set["spec"]["model"] == plan_.exported_model && !is_dead;
+    const bool is_used = set["spec"]["model"] == plan_.exported_folder && !is_dead;
     if (all || is_dead || (!is_used && random_() % 4 == 0)) Release(fingerprint, /*force=*/is_dead);
   }
 }

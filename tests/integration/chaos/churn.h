@@ -25,6 +25,7 @@ struct ChurnPlan {
   std::vector<std::string> kept;  // fingerprints that are not to be touched
   std::string gpu_uuid;           // where models are loaded; empty: to host memory
   std::string exported_model;     // on the GPU by CUDA IPC, loaded whenever it is not resident; empty: none
+  std::string exported_folder;    // where it is, which is how the service names it
   uint32_t seed = 1;
 };
 

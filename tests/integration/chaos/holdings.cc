@@ -19,7 +19,8 @@ int CountDescriptors(pid_t pid) {
 
 bool Holdings::IsBackTo(const Holdings& before) const {
   return memfds == before.memfds && bytes == before.bytes && keeper_descriptors <= before.keeper_descriptors &&
-         broker_descriptors <= before.broker_descriptors && gpu_used_bytes <= before.gpu_used_bytes + kDriverKeepsBytes;
+         broker_descriptors <= before.broker_descriptors && gpu_used_bytes >= 0 && before.gpu_used_bytes >= 0 &&
+         gpu_used_bytes <= before.gpu_used_bytes + kDriverKeepsBytes;
 }
 
 std::string Holdings::ToString() const {

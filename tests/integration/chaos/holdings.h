@@ -18,7 +18,7 @@ struct Holdings {
   int keeper_descriptors = 0;
   int broker_descriptors = 0;
   int64_t bytes = 0;           // of all shards, as Health has them
-  int64_t gpu_used_bytes = 0;  // by whoever it be; the driver may keep some of its own accord
+  int64_t gpu_used_bytes = 0;  // by whoever it be, or -1 if it cannot be seen; the driver may keep some of its own
 
   bool IsBackTo(const Holdings& before) const;
   std::string ToString() const;

