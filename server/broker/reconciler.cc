@@ -140,8 +140,10 @@ void Reconciler::Pass() {
 
 // What has become of it since the last look.
 void Reconciler::Settle(Set* set) {
-  if (const absl::Status held = CheckHeld(*set); !held.ok()) return NoteMisplaced(set, held);
-  if (std::exchange(set->was_misplaced, false)) Forgive(set);
+  const absl::Status held = CheckHeld(*set);
+  // A stale fingerprint is found anew first: what is held otherwise may be of files that are others by now.
+  if (!held.ok() && !set->fingerprint_stale) return NoteMisplaced(set, held);
+  if (held.ok() && set->was_misplaced) Forgive(set);
   const std::optional<ActualSet> actual = LookAt(set->fingerprint);
   if (set->load != nullptr) {
     if (actual.has_value() && actual->phase == ActualSet::Phase::kLoading) return;
@@ -171,6 +173,7 @@ void Reconciler::Forgive(Set* set) {
   set->failed_attempts = 0;
   set->failure = absl::OkStatus();
   set->retry_at = {};
+  set->was_misplaced = false;
   set->was_damaged = false;
 }
 

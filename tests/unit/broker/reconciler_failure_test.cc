@@ -10,7 +10,6 @@ namespace {
 
 using testing::Count;
 using ::testing::ElementsAre;
-using testing::FinishLoad;
 using testing::Hash;
 using ::testing::HasSubstr;
 using testing::IsOk;
@@ -20,10 +19,7 @@ using ::testing::SizeIs;
 // It has the right fingerprint, and a rank is missing.
 TEST_F(ReconcilerTest, IsNotSatisfiedByASetOfWhichSomebodyRegisteredOtherRanksAndSaysSo) {
   min_pause_ = std::chrono::hours(1);
-  NewWeightSet partial;
-  partial.fingerprint.hash = Hash("a");
-  partial.placement = {.ranks = {{1}}, .world_size = 2};
-  FinishLoad(*registry_, registry_->Begin(partial).value().set, 4096);
+  BeginWithoutRankZero("a");
   Write({"a"}, {{"m@live", "a"}});
   Start();
   ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 1; }));
@@ -41,6 +37,22 @@ TEST_F(ReconcilerTest, IsNotSatisfiedByASetOfWhichSomebodyRegisteredOtherRanksAn
   ASSERT_THAT(registry_->Release(Find("a")), IsOk());
   EXPECT_TRUE(IsReached()) << "what was in its way has gone, and with it the pause";
   EXPECT_THAT(loads(), ElementsAre("a"));
+}
+
+TEST_F(ReconcilerTest, LoadsAsAnotherSetWhatIsHeldOtherwiseOnceItsFilesHaveChangedAndTheFileIsReadAgain) {
+  min_pause_ = std::chrono::milliseconds(50);
+  BeginWithoutRankZero("a");
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() > 0; }));
+  {
+    MutexLock lock(mutex_);
+    renamed_["a"] = "a2";
+  }
+  ASSERT_THAT(reconciler_->ReadFile(), IsOk());
+  EXPECT_TRUE(IsReached());
+  EXPECT_EQ(reconciler_->DescribeSets()[0].fingerprint(), Hash("a2"));
+  EXPECT_EQ(registry_->View(Find("a")).state, v1::WEIGHT_SET_STATE_RESIDENT);
 }
 
 TEST_F(ReconcilerTest, TriesAModelAgainUntilItIsMendedAndGoesOnWithTheOthers) {

@@ -119,6 +119,16 @@ class ReconcilerTest : public ::testing::Test {
     FinishLoad(*registry_, registry_->Begin(std::move(there)).value().set, 4096);
   }
 
+  // As somebody has registered it who wants the second of its two ranks only.
+  void BeginWithoutRankZero(const std::string& name, Pins pins = {}) const {
+    NewWeightSet partial;
+    partial.spec.set_model("models:" + name);
+    partial.fingerprint.hash = Hash(name);
+    partial.placement = {.ranks = {{1}}, .world_size = 2};
+    partial.pins = pins;
+    FinishLoad(*registry_, registry_->Begin(std::move(partial)).value().set, 4096);
+  }
+
   WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }
   std::vector<std::string> loads() {
     MutexLock lock(mutex_);
