@@ -106,7 +106,10 @@ bool Reconciler::stopped() const {
 }
 
 void Reconciler::Run() {
-  while (WaitForWork()) Pass();
+  while (WaitForWork()) {
+    Pass();
+    if (options_.on_look) options_.on_look();
+  }
 }
 
 bool Reconciler::WaitForWork() {

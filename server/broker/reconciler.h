@@ -52,6 +52,7 @@ struct ReconcilerOptions {
   // For so long a set that was found damaged must have been whole, before that counts as a failure no more.
   std::chrono::milliseconds trusted_after{600'000};
   // Each may be empty. Called without a lock held.
+  std::function<void()> on_look = {};                                 // after each look, and what was done about it
   std::function<void(const std::string& reason)> on_failure = {};     // of one attempt to get a set
   std::function<void(bool taken)> on_read = {};                       // of the file
   std::function<void(const std::string& what)> on_alias_change = {};  // "set" or "deleted"

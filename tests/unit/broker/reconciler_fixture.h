@@ -56,6 +56,11 @@ class ReconcilerTest : public ::testing::Test {
         .min_pause = min_pause_,
         .max_pause = 4 * min_pause_,
         .trusted_after = trusted_after_,
+        .on_look =
+            [this] {
+              MutexLock lock(mutex_);
+              ++looks_;
+            },
         .on_failure =
             [this](const std::string& reason) {
               MutexLock lock(mutex_);
@@ -130,6 +135,10 @@ class ReconcilerTest : public ::testing::Test {
   }
 
   WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }
+  int looks() {
+    MutexLock lock(mutex_);
+    return looks_;
+  }
   std::vector<std::string> loads() {
     MutexLock lock(mutex_);
     return loads_;
@@ -152,6 +161,7 @@ class ReconcilerTest : public ::testing::Test {
   std::map<std::string, std::string> renamed_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> loads_ ABSL_GUARDED_BY(mutex_);
   bool loads_wait_ ABSL_GUARDED_BY(mutex_) = false;
+  int looks_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int> failures_ ABSL_GUARDED_BY(mutex_);
   std::map<bool, int> reads_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Reconciler> reconciler_;  // first to go

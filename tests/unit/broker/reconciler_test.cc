@@ -70,8 +70,7 @@ TEST_F(ReconcilerTest, UnpinsNothingWhileTheFileCannotBeRead) {
   Make();
   EXPECT_THAT(reconciler_->ReadFile(), StatusIs(Reason::kConfigurationInvalid));
   reconciler_->Start();
-  registry_->TellStateObservers();
-  reconciler_ = nullptr;
+  ASSERT_TRUE(Eventually([this] { return looks() > 0; }));
   EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
 }
 
