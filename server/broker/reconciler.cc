@@ -48,9 +48,7 @@ absl::Status Reconciler::ReadFile() {
     if (desired.ok()) {
       was_read_ = true;
       desired->version = desired_.version + 1;
-      for (const Set& before : desired_.sets) {
-        for (Set& set : desired->sets) TakeOver(before, &set);
-      }
+      TakeOver(desired_, &*desired);
       desired_ = *desired;
     }
   }
@@ -69,14 +67,19 @@ absl::Status Reconciler::ReadFile() {
   return absl::OkStatus();
 }
 
-// What is known of an entry that says the same as before, its pause after a failure included: a file that is read again
-// for another set's sake is no reason to try this one sooner. Its model's files may have changed.
-void Reconciler::TakeOver(const Set& before, Set* set) {
-  if (set->request.SerializeAsString() != before.request.SerializeAsString()) return;
-  std::string name = std::move(set->name);
-  *set = before;
-  set->name = std::move(name);
-  set->fingerprint_stale = true;
+// What is known of each entry that says the same as before, its pause after a failure included: a file that is read
+// again for another set's sake is no reason to try this one sooner. Its model's files may have changed.
+void Reconciler::TakeOver(const Desired& before, Desired* now) {
+  std::map<std::string, const Set*> known;
+  for (const Set& set : before.sets) known[set.request.SerializeAsString()] = &set;
+  for (Set& set : now->sets) {
+    const auto same = known.find(set.request.SerializeAsString());
+    if (same == known.end()) continue;
+    std::string name = std::move(set.name);
+    set = *same->second;
+    set.name = std::move(name);
+    set.fingerprint_stale = true;
+  }
 }
 
 // ---- The thread.
@@ -237,10 +240,13 @@ void Reconciler::NoteFailure(Set* set, const absl::Status& why) {
   if (options_.on_failure) options_.on_failure(reason);
 }
 
-// Unless it was read anew meanwhile: then what was found out is found again.
 void Reconciler::PutBack(const Desired& desired) {
   MutexLock lock(mutex_);
-  if (desired_.version == desired.version) desired_ = desired;
+  if (desired_.version == desired.version) {
+    desired_ = desired;
+  } else {  // it was read anew meanwhile
+    TakeOver(desired, &desired_);
+  }
 }
 
 void Reconciler::TellIfChanged() {

@@ -112,8 +112,8 @@ class Reconciler {
     bool stopped ABSL_GUARDED_BY(mutex) = false;
   };
 
-  // What is wanted, with what is known of it. Copied by the thread while it works, and put back unless it was read
-  // anew.
+  // What is wanted, with what is known of it. Copied by the thread while it works, and put back: of what was read anew
+  // meanwhile, into the entries that have stayed the same.
   struct Desired {
     int64_t version = 0;  // of reading
     std::vector<Set> sets;
@@ -153,7 +153,7 @@ class Reconciler {
   void UnpinAll();
 
   absl::StatusOr<Desired> Parse() const;
-  static void TakeOver(const Set& before, Set* set);
+  static void TakeOver(const Desired& before, Desired* now);
   v1::DesiredSet Describe(const Set& set) const;
   void DescribeState(const Set& set, v1::DesiredSet* proto) const;
   Desired Copy() const;

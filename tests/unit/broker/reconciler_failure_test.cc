@@ -129,6 +129,26 @@ TEST_F(ReconcilerTest, GoesOnCountingWhatIsDamagedAgainAfterALoadThatWentWell) {
   }
 }
 
+TEST_F(ReconcilerTest, KeepsThePauseOfWhatWasDamagedWhenTheFileIsReadWhileItIsReleased) {
+  min_pause_ = std::chrono::hours(1);
+  Write({"a"});
+  on_failure_ = [this](const std::string&) {
+    Write({"a", "b"});
+    EXPECT_THAT(reconciler_->ReadFile(), IsOk());
+  };
+  Start();
+  ASSERT_TRUE(IsReached());
+  registry_->Quarantine(Find("a"), 0, "a bit has flipped");
+  ASSERT_TRUE(Eventually([this] { return Find("b") != nullptr; }));
+  const int seen = looks();
+  ASSERT_TRUE(Eventually([&] { return looks() > seen + 2; }));
+  EXPECT_THAT(loads(), ElementsAre("a", "b"));
+  const v1::DesiredSet damaged = reconciler_->DescribeSets()[0];
+  EXPECT_EQ(damaged.state(), v1::DesiredSet::STATE_FAILED);
+  EXPECT_EQ(damaged.failed_attempts(), 1);
+  EXPECT_EQ(damaged.failure().reason(), "QUARANTINED");
+}
+
 TEST_F(ReconcilerTest, ForgetsThatASetWasDamagedOnceItHasBeenWholeForAWhile) {
   Write({"a"});
   Start();

@@ -63,6 +63,7 @@ class ReconcilerTest : public ::testing::Test {
             },
         .on_failure =
             [this](const std::string& reason) {
+              if (on_failure_) on_failure_(reason);
               MutexLock lock(mutex_);
               ++failures_[reason];
             },
@@ -155,6 +156,7 @@ class ReconcilerTest : public ::testing::Test {
   std::string torch_version_ = "any";
   std::chrono::milliseconds min_pause_{1};
   std::chrono::milliseconds trusted_after_{0};
+  std::function<void(const std::string& reason)> on_failure_;  // called by the reconciler's thread; set before Start
 
   Mutex mutex_;
   std::set<std::string> broken_models_ ABSL_GUARDED_BY(mutex_);
