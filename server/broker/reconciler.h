@@ -2,7 +2,7 @@
 // it, has the aliases name it, and starts anew when something is lost. What is to be done next is decided in
 // reconcile.h.
 //
-//   Reconciler reconciler({.registry = registry, .find_fingerprint = ..., .load = ...});
+//   Reconciler reconciler({.registry = registry, .find_fingerprint = ..., .load = ..., .may_prove_to_be = ...});
 //   RETURN_IF_ERROR(reconciler.ReadFile());                  // CONFIGURATION_INVALID: file, pointer, found, allowed
 //   ...
 //   if (!reconciler.IsSatisfied()) ...                       // not ready yet
