@@ -5,6 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/base/error.h"
 #include "common/base/quote.h"
 #include "common/base/status_macros.h"
@@ -38,9 +41,10 @@ v1::RegisterRequest ToRequest(const DesiredSet& set) {
   return request;
 }
 
-// Whether its shards lie on the host or on GPUs, as far as the file says so. The same spec there is two weight sets:
-// what a device is belongs to the fingerprint.
-std::string KindOfDevices(const v1::RegisterRequest& request) {
+// Whether its shards lie on the host or on GPUs, as far as the file says so.
+enum class DeviceKind { kHost, kGpu, kOpen };
+
+DeviceKind KindOfDevices(const v1::RegisterRequest& request) {
   size_t on_host = 0;
   size_t count = 0;
   if (!request.devices().empty()) {
@@ -51,8 +55,32 @@ std::string KindOfDevices(const v1::RegisterRequest& request) {
     count = static_cast<size_t>(kinds.size());
     on_host = static_cast<size_t>(std::count(kinds.begin(), kinds.end(), v1::HANDLE_KIND_HOST_MEMFD));
   }
-  if (count == 0) return "any";
-  return on_host == count ? "host" : on_host == 0 ? "GPU" : "both";
+  if (count == 0) return DeviceKind::kOpen;
+  return on_host == count ? DeviceKind::kHost : on_host == 0 ? DeviceKind::kGpu : DeviceKind::kOpen;
+}
+
+// The same spec is two weight sets on the host and on GPUs: what a device is belongs to the fingerprint. What is left
+// open may come to be either.
+bool MayBeTheSame(DeviceKind first, DeviceKind second) {
+  return first == second || first == DeviceKind::kOpen || second == DeviceKind::kOpen;
+}
+
+// One way to write each model. ".." stays: after a symbolic link it leads elsewhere than it seems to.
+std::string NormalModel(const std::string& model) {
+  const bool is_path = model[0] == '/';
+  const size_t path = is_path ? 0 : model.find(':') + 1;
+  const std::vector<std::string> parts =
+      absl::StrSplit(model.substr(path), '/', [](absl::string_view part) { return !part.empty() && part != "."; });
+  return absl::StrCat(model.substr(0, path), is_path ? "/" : "", absl::StrJoin(parts, "/"));
+}
+
+// What is loaded, wherever that is.
+std::string Weights(v1::WeightSpec complete, const v1::Environment& environment) {
+  complete.set_model(NormalModel(complete.model()));
+  v1::RegisterRequest loaded;
+  *loaded.mutable_spec() = std::move(complete);
+  *loaded.mutable_environment() = environment;
+  return loaded.SerializeAsString();
 }
 
 // What is wrong with it whatever the model is; with the spec completed.
@@ -82,8 +110,9 @@ absl::Status SameWeights(const std::vector<DesiredSet>& sets, size_t first, size
   return DesiredStateError(
       file, absl::StrCat("/sets/", second),
       absl::StrCat(Quote(sets[second].name), " is the same weights as ", Quote(sets[first].name), " at /sets/", first,
-                   ", whatever their ranks, devices and handle kinds: a service holds a weight set once, so name all "
-                   "of its ranks in one set"),
+                   ", or may be, whatever their ranks, devices and handle kinds: a service holds a weight set once, so "
+                   "name all of its ranks in one set, or have one say that it is on the host and the other that it is "
+                   "on GPUs"),
       sets[second].name, "each set once");
 }
 
@@ -92,7 +121,11 @@ absl::Status SameWeights(const std::vector<DesiredSet>& sets, size_t first, size
 absl::StatusOr<std::vector<v1::RegisterRequest>> ToRegisterRequests(const DesiredState& desired,
                                                                     const std::string& file) {
   std::vector<v1::RegisterRequest> requests;
-  std::map<std::string, size_t> known;  // what is loaded, and on which kind of devices, to the index of the set
+  struct Known {
+    DeviceKind kind;
+    size_t index;
+  };
+  std::multimap<std::string, Known> known;  // by the weights
   for (const DesiredSet& set : desired.sets) {
     const std::string pointer = absl::StrCat("/sets/", requests.size());
     v1::RegisterRequest request = ToRequest(set);
@@ -103,13 +136,13 @@ absl::StatusOr<std::vector<v1::RegisterRequest>> ToRegisterRequests(const Desire
                                metadata["allowed"]);
     }
     RETURN_IF_ERROR(CheckRanks(request, WorldSize(*complete), file, pointer));
-    v1::RegisterRequest loaded;
-    *loaded.mutable_spec() = *complete;
-    *loaded.mutable_environment() = request.environment();
-    const std::string identity = absl::StrCat(KindOfDevices(request), " ", loaded.SerializeAsString());
-    if (const auto [other, is_new] = known.emplace(identity, requests.size()); !is_new) {
-      return SameWeights(desired.sets, other->second, requests.size(), file);
-    }
+    const std::string weights = Weights(*complete, request.environment());
+    const DeviceKind kind = KindOfDevices(request);
+    const auto [begin, end] = known.equal_range(weights);
+    const auto same =
+        std::find_if(begin, end, [&](const auto& other) { return MayBeTheSame(other.second.kind, kind); });
+    if (same != end) return SameWeights(desired.sets, same->second.index, requests.size(), file);
+    known.insert({weights, {kind, requests.size()}});
     requests.push_back(std::move(request));
   }
   return requests;

@@ -15,8 +15,8 @@
 
 namespace weightbroker {
 
-// In the order of the sets. CONFIGURATION_INVALID as ParseDesiredState has it: for what no
-// model could make sense of, for ranks that the spec does not have, and for a set that is the same weights as another.
+// In the order of the sets. CONFIGURATION_INVALID as ParseDesiredState has it: for what no model could make sense of,
+// for ranks that the spec does not have, and for a set that is the same weights as another, or may be.
 absl::StatusOr<std::vector<v1::RegisterRequest>> ToRegisterRequests(const DesiredState& desired,
                                                                     const std::string& file);
 

@@ -45,6 +45,9 @@ struct TextsField {
   std::vector<std::string> DesiredSet::*member;
   const char* words;
 };
+struct DevicesField {
+  std::vector<std::string> DesiredSet::*member;
+};
 struct NumbersField {
   std::vector<int32_t> DesiredSet::*member;
 };
@@ -52,7 +55,7 @@ struct NumbersField {
 struct Field {
   const char* key;
   bool required;
-  std::variant<TextField, NumberField, TextsField, NumbersField> kind;
+  std::variant<TextField, NumberField, TextsField, NumbersField, DevicesField> kind;
 };
 
 // Every key of a set. docs/desired-state.md and the schema have the same.
@@ -70,7 +73,7 @@ constexpr Field kFields[] = {
     {"layout", false, TextField{&DesiredSet::layout, "hf,fused"}},
     {"mtp_layers", false, TextField{&DesiredSet::mtp_layers, "keep,drop"}},
     {"ranks", false, NumbersField{&DesiredSet::ranks}},
-    {"devices", false, TextsField{&DesiredSet::devices, ""}},
+    {"devices", false, DevicesField{&DesiredSet::devices}},
     {"handle_kinds", false, TextsField{&DesiredSet::handle_kinds, "HOST_MEMFD,CUDA_VMM_FD,CUDA_IPC"}},
 };
 
@@ -135,6 +138,22 @@ absl::StatusOr<std::string> ReadText(const Json& value, const std::string& words
   return text;
 }
 
+// As the GPUs' driver and nvidia-smi -L spell it: what is spelled otherwise is no device of any service.
+bool IsGpuUuid(const std::string& text) {
+  constexpr std::string_view kForm = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  return std::equal(text.begin(), text.end(), kForm.begin(), kForm.end(), [&](char found, char form) {
+    return form == 'x' ? kDigits.find(found) != std::string_view::npos : found == form;
+  });
+}
+
+absl::StatusOr<std::string> ReadDevice(const Json& value, const Place& place) {
+  ASSIGN_OR_RETURN(std::string text, ReadText(value, "", place));
+  if (text == "host" || IsGpuUuid(text)) return text;
+  const std::string allowed = "\"host\", or a GPU's UUID as nvidia-smi -L shows it";
+  return place.Error(absl::StrCat(Quote(text), " is no device: give ", allowed), Printable(text), allowed);
+}
+
 absl::StatusOr<int32_t> ReadNumber(const Json& value, int32_t least, const Place& place) {
   const std::string allowed = absl::StrCat("a whole number from ", least, " to ", kMaxNumber);
   if (!value.is_number_integer()) return place.WrongType(value, allowed);
@@ -178,12 +197,15 @@ class FieldReader {
     return absl::OkStatus();
   }
   absl::Status operator()(const TextsField& field) const {
-    // Several ranks may be on one device.
-    const bool may_repeat = field.member == &DesiredSet::devices;
     ASSIGN_OR_RETURN(set_->*field.member,
-                     ReadList<std::string>(value_, place_, may_repeat, [&](const Json& element, const Place& place) {
+                     ReadList<std::string>(value_, place_, false, [&](const Json& element, const Place& place) {
                        return ReadText(element, field.words, place);
                      }));
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const DevicesField& field) const {
+    constexpr bool kMayRepeat = true;  // several ranks may be on one device
+    ASSIGN_OR_RETURN(set_->*field.member, ReadList<std::string>(value_, place_, kMayRepeat, ReadDevice));
     return absl::OkStatus();
   }
   absl::Status operator()(const NumbersField& field) const {

@@ -37,7 +37,7 @@ struct DesiredSet {
   std::string layout;
   std::string mtp_layers;
   std::vector<int32_t> ranks;
-  std::vector<std::string> devices;
+  std::vector<std::string> devices;       // "host", or a GPU's UUID
   std::vector<std::string> handle_kinds;  // as in the API, without "HANDLE_KIND_"
 };
 

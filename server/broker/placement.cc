@@ -122,7 +122,7 @@ absl::Status NoSuchKind(const std::vector<v1::HandleKind>& wanted, std::span<con
   const std::string offered = JoinHandleKinds(HandleKindsOf(devices));
   const std::string kinds = JoinHandleKinds(wanted);
   return MakeError(Reason::kHandleKindUnsupported,
-                   absl::StrCat("the service offers ", offered, ", but the caller can map only ", kinds),
+                   absl::StrCat("the service offers ", offered, ", but only ", kinds, " is asked for"),
                    {{"handle_kind", offered}, {"wanted", kinds}});
 }
 
@@ -222,7 +222,7 @@ absl::Status CheckPlacement(const v1::RegisterRequest& request, const Placement&
   const std::string named = JoinHandleKinds(wanted_kinds);
   return MakeError(Reason::kHandleKindUnsupported,
                    absl::StrCat("the weight set is held as ", HandleKindName(found.handle_kind),
-                                ", fixed when it was registered, but the caller can map only ", named),
+                                ", fixed when it was registered, but only ", named, " is asked for"),
                    {{"handle_kind", HandleKindName(found.handle_kind)}, {"wanted", named}});
 }
 

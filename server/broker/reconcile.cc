@@ -20,7 +20,7 @@ bool IsWhole(const WantedState::Set& wanted, const ActualState& actual) {
 
 bool IsWanted(const WantedState& wanted, const std::string& fingerprint) {
   return std::any_of(wanted.sets.begin(), wanted.sets.end(),
-                     [&](const auto& set) { return set.fingerprint == fingerprint; });
+                     [&](const auto& set) { return set.fingerprint == fingerprint && !set.misplaced; });
 }
 
 bool MayProveToBeWanted(const WantedState& wanted, const std::string& fingerprint) {
@@ -47,7 +47,7 @@ void ReleaseQuarantined(const WantedState& wanted, const ActualState& actual, st
   for (size_t i = 0; i < wanted.sets.size(); ++i) {
     const std::string& fingerprint = wanted.sets[i].fingerprint;
     const ActualSet* const set = Find(actual, fingerprint);
-    if (set == nullptr || set->phase != Phase::kResident || !set->quarantined) continue;
+    if (set == nullptr || set->phase != Phase::kResident || !set->quarantined || wanted.sets[i].misplaced) continue;
     if (set->leases > 0 || !wanted.sets[i].may_try || HasStrangeAlias(wanted, actual, fingerprint)) continue;
     actions->push_back({.kind = Kind::kRelease, .set = i, .fingerprint = fingerprint});
   }

@@ -48,9 +48,7 @@ absl::Status Reconciler::ReadFile() {
     if (desired.ok()) {
       was_read_ = true;
       desired->version = desired_.version + 1;
-      for (const Set& before : desired_.sets) {
-        for (Set& set : desired->sets) TakeOver(before, &set);
-      }
+      TakeOver(desired_, &*desired);
       desired_ = *desired;
     }
   }
@@ -69,14 +67,19 @@ absl::Status Reconciler::ReadFile() {
   return absl::OkStatus();
 }
 
-// What is known of an entry that says the same as before, its pause after a failure included: a file that is read again
-// for another set's sake is no reason to try this one sooner. Its model's files may have changed.
-void Reconciler::TakeOver(const Set& before, Set* set) {
-  if (set->request.SerializeAsString() != before.request.SerializeAsString()) return;
-  std::string name = std::move(set->name);
-  *set = before;
-  set->name = std::move(name);
-  set->fingerprint_stale = true;
+// What is known of each entry that says the same as before, its pause after a failure included: a file that is read
+// again for another set's sake is no reason to try this one sooner. Its model's files may have changed.
+void Reconciler::TakeOver(const Desired& before, Desired* now) {
+  std::map<std::string, const Set*> known;
+  for (const Set& set : before.sets) known[set.request.SerializeAsString()] = &set;
+  for (Set& set : now->sets) {
+    const auto same = known.find(set.request.SerializeAsString());
+    if (same == known.end()) continue;
+    std::string name = std::move(set.name);
+    set = *same->second;
+    set.name = std::move(name);
+    set.fingerprint_stale = true;
+  }
 }
 
 // ---- The thread.
@@ -106,7 +109,10 @@ bool Reconciler::stopped() const {
 }
 
 void Reconciler::Run() {
-  while (WaitForWork()) Pass();
+  while (WaitForWork()) {
+    Pass();
+    if (options_.on_look) options_.on_look();
+  }
 }
 
 bool Reconciler::WaitForWork() {
@@ -140,8 +146,10 @@ void Reconciler::Pass() {
 
 // What has become of it since the last look.
 void Reconciler::Settle(Set* set) {
-  if (const absl::Status held = CheckHeld(*set); !held.ok()) return NoteMisplaced(set, held);
-  if (std::exchange(set->was_misplaced, false)) Forgive(set);
+  const absl::Status held = CheckHeld(*set);
+  // A stale fingerprint is found anew first: what is held otherwise may be of files that are others by now.
+  if (!held.ok() && !set->fingerprint_stale) return NoteMisplaced(set, held);
+  if (held.ok() && set->was_misplaced) Forgive(set);
   const std::optional<ActualSet> actual = LookAt(set->fingerprint);
   if (set->load != nullptr) {
     if (actual.has_value() && actual->phase == ActualSet::Phase::kLoading) return;
@@ -171,6 +179,7 @@ void Reconciler::Forgive(Set* set) {
   set->failed_attempts = 0;
   set->failure = absl::OkStatus();
   set->retry_at = {};
+  set->was_misplaced = false;
   set->was_damaged = false;
 }
 
@@ -231,10 +240,13 @@ void Reconciler::NoteFailure(Set* set, const absl::Status& why) {
   if (options_.on_failure) options_.on_failure(reason);
 }
 
-// Unless it was read anew meanwhile: then what was found out is found again.
 void Reconciler::PutBack(const Desired& desired) {
   MutexLock lock(mutex_);
-  if (desired_.version == desired.version) desired_ = desired;
+  if (desired_.version == desired.version) {
+    desired_ = desired;
+  } else {  // it was read anew meanwhile
+    TakeOver(desired, &desired_);
+  }
 }
 
 void Reconciler::TellIfChanged() {

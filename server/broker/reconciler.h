@@ -2,7 +2,7 @@
 // it, has the aliases name it, and starts anew when something is lost. What is to be done next is decided in
 // reconcile.h.
 //
-//   Reconciler reconciler({.registry = registry, .find_fingerprint = ..., .load = ...});
+//   Reconciler reconciler({.registry = registry, .find_fingerprint = ..., .load = ..., .may_prove_to_be = ...});
 //   RETURN_IF_ERROR(reconciler.ReadFile());                  // CONFIGURATION_INVALID: file, pointer, found, allowed
 //   ...
 //   if (!reconciler.IsSatisfied()) ...                       // not ready yet
@@ -52,6 +52,7 @@ struct ReconcilerOptions {
   // For so long a set that was found damaged must have been whole, before that counts as a failure no more.
   std::chrono::milliseconds trusted_after{600'000};
   // Each may be empty. Called without a lock held.
+  std::function<void()> on_look = {};                                 // after each look, and what was done about it
   std::function<void(const std::string& reason)> on_failure = {};     // of one attempt to get a set
   std::function<void(bool taken)> on_read = {};                       // of the file
   std::function<void(const std::string& what)> on_alias_change = {};  // "set" or "deleted"
@@ -111,8 +112,8 @@ class Reconciler {
     bool stopped ABSL_GUARDED_BY(mutex) = false;
   };
 
-  // What is wanted, with what is known of it. Copied by the thread while it works, and put back unless it was read
-  // anew.
+  // What is wanted, with what is known of it. Copied by the thread while it works, and put back: of what was read anew
+  // meanwhile, into the entries that have stayed the same.
   struct Desired {
     int64_t version = 0;  // of reading
     std::vector<Set> sets;
@@ -152,7 +153,7 @@ class Reconciler {
   void UnpinAll();
 
   absl::StatusOr<Desired> Parse() const;
-  static void TakeOver(const Set& before, Set* set);
+  static void TakeOver(const Desired& before, Desired* now);
   v1::DesiredSet Describe(const Set& set) const;
   void DescribeState(const Set& set, v1::DesiredSet* proto) const;
   Desired Copy() const;

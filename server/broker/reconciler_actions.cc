@@ -154,7 +154,9 @@ absl::Status Reconciler::ChangePin(const ReconcileAction& action) {
   RETURN_IF_ERROR(options_.registry->Unpin(set, PinOwner::kDesiredState));
   Log(LogLevel::kInfo, "desired.dropped",
       {{"fingerprint", action.fingerprint},
-       {"message", "it is not in the file any more, which pins it no longer; it is left resident"}});
+       {"message",
+        "it is not in the file any more, or is held otherwise than the file says: it is pinned for the file no longer, "
+        "and left resident"}});
   return absl::OkStatus();
 }
 

@@ -453,8 +453,9 @@ std::vector<WeightSetRef> Registry::FindByModel(const std::string& model) const 
 absl::StatusOr<size_t> Registry::FindShard(const WeightSetEntry& set, int32_t rank,
                                            const std::vector<v1::HandleKind>& kinds) const {
   if (draining_) return DrainingError();
-  if (IsLoading(set.state_))
+  if (IsLoading(set.state_)) {
     return StillLoadingError(set, ViewLocked(set), "call Register with wait to see it through");
+  }
   if (set.state_ != v1::WEIGHT_SET_STATE_RESIDENT) return NotResidentError(set, ViewLocked(set));
   const auto found =
       std::find_if(set.shards_.begin(), set.shards_.end(), [rank](const auto& shard) { return shard->rank == rank; });

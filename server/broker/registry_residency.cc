@@ -295,11 +295,16 @@ absl::Status Registry::Pin(const WeightSetRef& set, PinOwner owner) {
 }
 
 absl::Status Registry::Unpin(const WeightSetRef& set, PinOwner owner) {
-  {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      set->pins_.Of(owner) = false;
+    }
+    RETURN_IF_ERROR(KeepPins(set));
     MutexLock lock(mutex_);
-    set->pins_.Of(owner) = false;
+    if (!set->pins_.Of(owner)) return absl::OkStatus();
+    // As in Pin.
   }
-  return KeepPins(set);
 }
 
 // Has the vault know what is so, if it does not; what it cannot know is not so. Of a set that is not resident yet, it

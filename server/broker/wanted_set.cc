@@ -42,10 +42,9 @@ absl::StatusOr<WeightSetRef> LoadDesired(const ServiceContext& context, const v1
   ASSIGN_OR_RETURN(const ResolvedSpec resolved, ResolveSpec(context, request.spec(), request.environment()));
   ASSIGN_OR_RETURN(NewWeightSet wanted, WantSet(context, request, resolved));
   wanted.pins.by_desired_state = true;
-  const Placement placement = wanted.placement;
   ASSIGN_OR_RETURN(WeightSetRef set, context.loads->Load(std::move(wanted)));
   RETURN_IF_ERROR(context.registry->CheckNotQuarantined(set));
-  RETURN_IF_ERROR(CheckPlacement(request, placement, set->placement()));
+  RETURN_IF_ERROR(CheckHeld(request, set->placement()));
   RETURN_IF_ERROR(context.registry->Pin(set, PinOwner::kDesiredState));
   return set;
 }

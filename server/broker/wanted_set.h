@@ -30,7 +30,7 @@ absl::StatusOr<NewWeightSet> WantSet(const ServiceContext& context, const v1::Re
 // ---- Of the desired state. All of these block on files.
 
 // The set that such a request stands for: resident, being loaded, or loaded from now on, and pinned for the desired
-// state. Fails as a Register does before it waits.
+// state. Fails as a Register does before it waits, and as CheckHeld does; then it is not pinned.
 absl::StatusOr<WeightSetRef> LoadDesired(const ServiceContext& context, const v1::RegisterRequest& request);
 
 // The fingerprint of that set, which may be here with other ranks or on other devices; nothing is begun. Where files

@@ -46,11 +46,14 @@ def cases():
         yield changed(f"no {key}", lambda _, first, key=key: first.pop(key))
     for key, value in {"name": "a b", "model": "", "torch_version": 2, "tensor_parallel_size": 0, "data_parallel_size": "2",
                        "quantization": "int4", "dtype": "bf16", "layout": "engine", "mtp_layers": "maybe", "ranks": [],
-                       "devices": "host", "handle_kinds": ["FD"], "unquantized_modules": [1]}.items():
+                       "devices": ["cpu"], "handle_kinds": ["FD"], "unquantized_modules": [1]}.items():
         yield changed(f"{key} = {value!r}", lambda _, first, key=key, value=value: first.update({key: value}))
     for key, value in {"expert_parallel_size": 1, "quantization": "none", "dtype": "F16", "mtp_layers": "drop", "ranks": [0],
                        "devices": ["host"], "handle_kinds": ["HOST_MEMFD"]}.items():
         yield changed(f"{key} = {value!r}", lambda _, first, key=key, value=value: first.update({key: value}), True)
+    yield changed("devices that are no array", lambda _, first: first.update(devices="host"))
+    for device, valid in {"GPU-8932f937-d72c-4106-c12f-20bd9faed9f6": True, "GPU-8932f937": False, "0": False}.items():
+        yield changed(f"the device {device}", lambda _, first, device=device: first.update(devices=[device]), valid)
     yield changed("an alias without a tag", lambda document, _: document.update(aliases={"llama": "llama-8b"}))
     yield changed("an alias of no set", lambda document, _: document.update(aliases={"llama@live": "lama"}))
     yield changed("a name twice", lambda document, first: document["sets"].append(dict(first, model="models:other")))

@@ -140,7 +140,7 @@ TEST(Placement, IsHeldAsARequestSaysOnlyWithAllOfItsRanksOnItsDevices) {
   EXPECT_THAT(CheckHeld(Request(), found), StatusIs(Reason::kPlacementMismatch, HasSubstr("0, 2, where 0-3")));
   EXPECT_THAT(CheckHeld(Request({0}), found), StatusIs(Reason::kPlacementMismatch));
   EXPECT_THAT(CheckHeld(Request({0, 2}, {}, {v1::HANDLE_KIND_HOST_MEMFD}), found),
-              StatusIs(Reason::kHandleKindUnsupported));
+              StatusIs(Reason::kHandleKindUnsupported, HasSubstr("but only HOST_MEMFD is asked for")));
   EXPECT_THAT(CheckHeld(Request(), AllOnHost(4)), IsOk());
 }
 

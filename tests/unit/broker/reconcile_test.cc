@@ -63,9 +63,22 @@ TEST(Reconcile, NeitherTakesNorTouchesASetThatIsHeldOtherwise) {
   WantedState wanted = Want({"a"});
   wanted.sets[0].misplaced = true;
   wanted.aliases = {{"m@live", 0}};
-  const ActualState actual = SetsOnly({{"a", {.phase = Phase::kResident, .pinned = false}}});
-  EXPECT_FALSE(IsSatisfied(wanted, actual));
-  EXPECT_THAT(Reconcile(wanted, actual), IsEmpty());
+  for (const bool quarantined : {false, true}) {
+    const ActualSet held{.phase = Phase::kResident, .pinned = false, .quarantined = quarantined};
+    const ActualState actual{.sets = {{"a", held}}, .aliases = {{"m@live", "a"}}};
+    EXPECT_FALSE(IsSatisfied(wanted, actual)) << quarantined;
+    EXPECT_THAT(Reconcile(wanted, actual), IsEmpty()) << quarantined;
+  }
+}
+
+TEST(Reconcile, UnpinsASetThatIsHeldOtherwise) {
+  WantedState wanted = Want({"a"});
+  wanted.sets[0].misplaced = true;
+  EXPECT_THAT(Reconcile(wanted, SetsOnly({{"a", kResident}})),
+              ElementsAre(ReconcileAction{.kind = Kind::kUnpin, .fingerprint = "a"}));
+  const ActualSet loading = {.phase = Phase::kLoading, .pinned = true};
+  EXPECT_THAT(Reconcile(wanted, SetsOnly({{"a", loading}})),
+              ElementsAre(ReconcileAction{.kind = Kind::kUnpin, .fingerprint = "a"}));
 }
 
 TEST(Reconcile, MovesAnAliasOnceItsSetIsResidentAndNotBefore) {

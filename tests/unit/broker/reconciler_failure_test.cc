@@ -10,7 +10,6 @@ namespace {
 
 using testing::Count;
 using ::testing::ElementsAre;
-using testing::FinishLoad;
 using testing::Hash;
 using ::testing::HasSubstr;
 using testing::IsOk;
@@ -20,10 +19,7 @@ using ::testing::SizeIs;
 // It has the right fingerprint, and a rank is missing.
 TEST_F(ReconcilerTest, IsNotSatisfiedByASetOfWhichSomebodyRegisteredOtherRanksAndSaysSo) {
   min_pause_ = std::chrono::hours(1);
-  NewWeightSet partial;
-  partial.fingerprint.hash = Hash("a");
-  partial.placement = {.ranks = {{1}}, .world_size = 2};
-  FinishLoad(*registry_, registry_->Begin(partial).value().set, 4096);
+  BeginWithoutRankZero("a");
   Write({"a"}, {{"m@live", "a"}});
   Start();
   ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() == 1; }));
@@ -41,6 +37,22 @@ TEST_F(ReconcilerTest, IsNotSatisfiedByASetOfWhichSomebodyRegisteredOtherRanksAn
   ASSERT_THAT(registry_->Release(Find("a")), IsOk());
   EXPECT_TRUE(IsReached()) << "what was in its way has gone, and with it the pause";
   EXPECT_THAT(loads(), ElementsAre("a"));
+}
+
+TEST_F(ReconcilerTest, LoadsAsAnotherSetWhatIsHeldOtherwiseOnceItsFilesHaveChangedAndTheFileIsReadAgain) {
+  min_pause_ = std::chrono::milliseconds(50);
+  BeginWithoutRankZero("a");
+  Write({"a"});
+  Start();
+  ASSERT_TRUE(Eventually([this] { return reconciler_->DescribeSets()[0].failed_attempts() > 0; }));
+  {
+    MutexLock lock(mutex_);
+    renamed_["a"] = "a2";
+  }
+  ASSERT_THAT(reconciler_->ReadFile(), IsOk());
+  EXPECT_TRUE(IsReached());
+  EXPECT_EQ(reconciler_->DescribeSets()[0].fingerprint(), Hash("a2"));
+  EXPECT_EQ(registry_->View(Find("a")).state, v1::WEIGHT_SET_STATE_RESIDENT);
 }
 
 TEST_F(ReconcilerTest, TriesAModelAgainUntilItIsMendedAndGoesOnWithTheOthers) {
@@ -115,6 +127,26 @@ TEST_F(ReconcilerTest, GoesOnCountingWhatIsDamagedAgainAfterALoadThatWentWell) {
     registry_->Quarantine(Find("a"), 0, "a bit has flipped");
     ASSERT_TRUE(Eventually([&] { return reconciler_->DescribeSets()[0].failed_attempts() == times; }));
   }
+}
+
+TEST_F(ReconcilerTest, KeepsThePauseOfWhatWasDamagedWhenTheFileIsReadWhileItIsReleased) {
+  min_pause_ = std::chrono::hours(1);
+  Write({"a"});
+  on_failure_ = [this](const std::string&) {
+    Write({"a", "b"});
+    EXPECT_THAT(reconciler_->ReadFile(), IsOk());
+  };
+  Start();
+  ASSERT_TRUE(IsReached());
+  registry_->Quarantine(Find("a"), 0, "a bit has flipped");
+  ASSERT_TRUE(Eventually([this] { return Find("b") != nullptr; }));
+  const int seen = looks();
+  ASSERT_TRUE(Eventually([&] { return looks() > seen + 2; }));
+  EXPECT_THAT(loads(), ElementsAre("a", "b"));
+  const v1::DesiredSet damaged = reconciler_->DescribeSets()[0];
+  EXPECT_EQ(damaged.state(), v1::DesiredSet::STATE_FAILED);
+  EXPECT_EQ(damaged.failed_attempts(), 1);
+  EXPECT_EQ(damaged.failure().reason(), "QUARANTINED");
 }
 
 TEST_F(ReconcilerTest, ForgetsThatASetWasDamagedOnceItHasBeenWholeForAWhile) {

@@ -56,8 +56,14 @@ class ReconcilerTest : public ::testing::Test {
         .min_pause = min_pause_,
         .max_pause = 4 * min_pause_,
         .trusted_after = trusted_after_,
+        .on_look =
+            [this] {
+              MutexLock lock(mutex_);
+              ++looks_;
+            },
         .on_failure =
             [this](const std::string& reason) {
+              if (on_failure_) on_failure_(reason);
               MutexLock lock(mutex_);
               ++failures_[reason];
             },
@@ -119,7 +125,21 @@ class ReconcilerTest : public ::testing::Test {
     FinishLoad(*registry_, registry_->Begin(std::move(there)).value().set, 4096);
   }
 
+  // As somebody has registered it who wants the second of its two ranks only.
+  void BeginWithoutRankZero(const std::string& name, Pins pins = {}) const {
+    NewWeightSet partial;
+    partial.spec.set_model("models:" + name);
+    partial.fingerprint.hash = Hash(name);
+    partial.placement = {.ranks = {{1}}, .world_size = 2};
+    partial.pins = pins;
+    FinishLoad(*registry_, registry_->Begin(std::move(partial)).value().set, 4096);
+  }
+
   WeightSetRef Find(const std::string& name) const { return registry_->Find(Hash(name)); }
+  int looks() {
+    MutexLock lock(mutex_);
+    return looks_;
+  }
   std::vector<std::string> loads() {
     MutexLock lock(mutex_);
     return loads_;
@@ -136,12 +156,14 @@ class ReconcilerTest : public ::testing::Test {
   std::string torch_version_ = "any";
   std::chrono::milliseconds min_pause_{1};
   std::chrono::milliseconds trusted_after_{0};
+  std::function<void(const std::string& reason)> on_failure_;  // called by the reconciler's thread; set before Start
 
   Mutex mutex_;
   std::set<std::string> broken_models_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> renamed_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> loads_ ABSL_GUARDED_BY(mutex_);
   bool loads_wait_ ABSL_GUARDED_BY(mutex_) = false;
+  int looks_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int> failures_ ABSL_GUARDED_BY(mutex_);
   std::map<bool, int> reads_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Reconciler> reconciler_;  // first to go

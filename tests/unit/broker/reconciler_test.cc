@@ -70,8 +70,7 @@ TEST_F(ReconcilerTest, UnpinsNothingWhileTheFileCannotBeRead) {
   Make();
   EXPECT_THAT(reconciler_->ReadFile(), StatusIs(Reason::kConfigurationInvalid));
   reconciler_->Start();
-  registry_->TellStateObservers();
-  reconciler_ = nullptr;
+  ASSERT_TRUE(Eventually([this] { return looks() > 0; }));
   EXPECT_TRUE(registry_->Describe(Find("a")).pinned());
 }
 
@@ -187,6 +186,15 @@ TEST_F(ReconcilerTest, TakesUpWhatAFileSaysThatIsReadAgain) {
   EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
   EXPECT_EQ(registry_->View(Find("a")).state, v1::WEIGHT_SET_STATE_RESIDENT);
   EXPECT_TRUE(registry_->Describe(Find("b")).pinned());
+}
+
+TEST_F(ReconcilerTest, UnpinsWhatItPinnedOnceTheFileSaysThatItIsToBeHeldOtherwise) {
+  BeginWithoutRankZero("a", {.by_desired_state = true});
+  Write({"a"});
+  Start();
+  EXPECT_TRUE(Eventually([this] { return !registry_->Describe(Find("a")).pinned(); }));
+  EXPECT_EQ(registry_->View(Find("a")).state, v1::WEIGHT_SET_STATE_RESIDENT);
+  EXPECT_FALSE(reconciler_->IsSatisfied());
 }
 
 TEST_F(ReconcilerTest, LeavesAPinAloneThatSomebodySetsAfterItWasDropped) {

@@ -264,6 +264,26 @@ TEST_F(RegistryEvictionTest, SaysThatASetIsPinnedOnlyOnceTheVaultKnows) {
   EXPECT_FALSE(registry_->Describe(set).pinned());
 }
 
+TEST_F(RegistryEvictionTest, SaysThatASetIsUnpinnedOnlyIfItStaysSoWhenAnotherOwnersPinFails) {
+  Start();
+  const WeightSetRef set = MakeResident("aa", 8 * kGiB);
+  ASSERT_THAT(registry_->Pin(set, PinOwner::kDesiredState), IsOk());
+  // It is unpinned while the vault, which is going to refuse, is asked to keep another owner's pin.
+  absl::Status unpinned;
+  std::thread unpinning;
+  std::atomic<bool> is_first{true};
+  vault_.OnCall([&](const std::string& call) {
+    if (!is_first.exchange(false)) return absl::OkStatus();
+    unpinning = std::thread([&] { unpinned = registry_->Unpin(set, PinOwner::kDesiredState); });
+    while (registry_->View(set).pins.by_desired_state) std::this_thread::yield();
+    return Refuses("Keep 0")(call);
+  });
+  EXPECT_THAT(registry_->Pin(set, PinOwner::kCaller), StatusIs(Reason::kKeeperRefused));
+  unpinning.join();
+  EXPECT_THAT(unpinned, IsOk());
+  EXPECT_FALSE(registry_->Describe(set).pinned());
+}
+
 TEST_F(RegistryEvictionTest, GrantsMoreToAPublisherByEvicting) {
   Start();
   MakeResident("aa", 8 * kGiB);

@@ -108,5 +108,37 @@ TEST(DesiredRequests, RefuseTwoSetsThatDifferOnlyInWhatOfThemIsHeldWhere) {
   EXPECT_THAT(check(second), IsOk()) << "what is on GPUs is another weight set";
 }
 
+TEST(DesiredRequests, RefuseBesideASetOneThatMayComeToLieOnTheSameKindOfDevices) {
+  const auto check = [](const std::vector<std::string>& first_kinds, const std::vector<std::string>& second_kinds) {
+    DesiredSet first = SetNamed("a");
+    first.handle_kinds = first_kinds;
+    DesiredSet second = SetNamed("b");
+    second.handle_kinds = second_kinds;
+    return ToRegisterRequests({.sets = {first, second}, .aliases = {}}, kFile);
+  };
+  const auto refused = StatusIs(Reason::kConfigurationInvalid, HasSubstr("is the same weights as \"a\""));
+  EXPECT_THAT(check({"HOST_MEMFD"}, {"CUDA_IPC"}), IsOk());
+  EXPECT_THAT(check({}, {"HOST_MEMFD"}), refused);
+  EXPECT_THAT(check({"CUDA_IPC"}, {}), refused);
+  EXPECT_THAT(check({"CUDA_IPC"}, {"CUDA_VMM_FD", "HOST_MEMFD"}), refused);
+}
+
+TEST(DesiredRequests, RefuseASetWhoseModelIsTheSameWrittenOtherwise) {
+  const auto check = [](const std::string& first_model, const std::string& second_model) {
+    DesiredSet first = SetNamed("a");
+    first.model = first_model;
+    DesiredSet second = SetNamed("b");
+    second.model = second_model;
+    return ToRegisterRequests({.sets = {first, second}, .aliases = {}}, kFile);
+  };
+  for (const char* const model : {"models:./a/b", "models:a//b", "models:a/b/", "models:/a/./b/."}) {
+    EXPECT_THAT(check("models:a/b", model), StatusIs(Reason::kConfigurationInvalid)) << model;
+  }
+  EXPECT_THAT(check("/srv/a", "//srv/./a/"), StatusIs(Reason::kConfigurationInvalid));
+  for (const char* const model : {"others:a/b", "models:a", "models:c/../a/b", "/a/b"}) {
+    EXPECT_THAT(check("models:a/b", model), IsOk()) << model;
+  }
+}
+
 }  // namespace
 }  // namespace weightbroker

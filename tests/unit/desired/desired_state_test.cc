@@ -156,6 +156,17 @@ TEST(DesiredStateFile, RefusesValuesOutOfTheirRange) {
   EXPECT_THAT(ParseWith("name", "a b"), StatusIs(Reason::kConfigurationInvalid, HasSubstr("/sets/0/name: \"a b\"")));
 }
 
+TEST(DesiredStateFile, RefusesADeviceThatIsNeitherTheHostNorAGpuByItsUuid) {
+  const std::string uuid = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6";
+  EXPECT_THAT(ParseWith("devices", {"host", uuid}), IsOk());
+  const std::string allowed = "\"host\", or a GPU's UUID as nvidia-smi -L shows it";
+  for (const std::string& device :
+       {std::string("cpu"), std::string("Host"), std::string("0"), std::string("cuda:0"), std::string("GPU-a"),
+        uuid + "0", "GPU-8932F937" + uuid.substr(12), "MIG-" + uuid.substr(4)}) {
+    EXPECT_THAT(ParseWith("devices", {"host", device}), WrongAt("/sets/0/devices/1", device, allowed));
+  }
+}
+
 TEST(DesiredStateFile, RefusesWhatIsThereTwice) {
   EXPECT_THAT(Parse({{"version", 1}, {"sets", {SetNamed("a"), SetNamed("a")}}}),
               WrongAt("/sets/1/name", "a", "a name for each set"));
