@@ -46,6 +46,7 @@ void PrintLeaseEvent(const weightbroker::LeaseEvent& event) {
                                                      {Kind::kInterrupted, "was interrupted"},
                                                      {Kind::kRenewed, "was renewed"},
                                                      {Kind::kLost, "was lost"},
+                                                     {Kind::kQuarantined, "is on bytes that were found damaged"},
                                                      {Kind::kSuperseded, "is on a version that is not the latest"}};
   const std::string why =
       event.kind == Kind::kSuperseded ? event.alias + " names " + event.fingerprint + " now" : event.why.ToString();

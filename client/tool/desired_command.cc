@@ -87,7 +87,9 @@ v1::HealthResponse OnlyDesired(const v1::HealthResponse& health) {
 std::string StatusName(const v1::HealthResponse& health) {
   const bool has_failed = health.has_desired_failure() ||
                           std::any_of(health.desired_sets().begin(), health.desired_sets().end(),
-                                      [](const auto& set) { return set.state() == v1::DesiredSet::STATE_FAILED; });
+                                      [](const auto& set) { return set.state() == v1::DesiredSet::STATE_FAILED; }) ||
+                          std::any_of(health.desired_aliases().begin(), health.desired_aliases().end(),
+                                      [](const auto& alias) { return !alias.in_place() && alias.has_failure(); });
   if (health.status() == v1::HealthResponse::STATUS_LOADING && health.load_count() == 0 && has_failed) {
     return "INCOMPLETE";
   }

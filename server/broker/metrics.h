@@ -117,7 +117,7 @@ struct MetricInfo {
   X(kDeviceFaultsTotal, "weightbroker_device_faults_total", kCounter, "gpu_uuid,kind",                              \
     "Faults of GPUs that put their shards in quarantine: xid, double_bit_ecc.")                                     \
   X(kDeviceEventsUnwatched, "weightbroker_device_events_unwatched", kGauge, "",                                     \
-    "1 if faults of GPUs are not noticed, because there is no NVML or it has no events; else 0.")                   \
+    "1 if GPUs are served and their faults are not noticed, because NVML has no events; else 0.")                   \
   X(kLimitsHitTotal, "weightbroker_limits_hit_total", kCounter, "limit",                                            \
     "Calls and connections refused because their user was at a limit, by the limit's flag.")                        \
   X(kLogLinesDroppedTotal, "weightbroker_log_lines_dropped_total", kCounter, "",                                    \

@@ -1,6 +1,7 @@
 #include "server/broker/wanted_set.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -54,9 +55,15 @@ absl::StatusOr<std::string> FindDesiredFingerprint(const ServiceContext& context
   if (!resolved.ok()) {
     const auto sets = FindSetsOfGoneFiles(context, request.spec(), request.environment());
     if (sets.empty()) return resolved.status();
-    const auto held = std::find_if(sets.begin(), sets.end(),
-                                   [&](const auto& set) { return CheckHeld(request, set->placement()).ok(); });
-    return (held != sets.end() ? *held : sets.front())->fingerprint().hash;
+    // Of several versions the one that is in use already, else the one that came last.
+    const auto worth = [&](const WeightSetRef& set) {
+      const v1::WeightSet described = context.registry->Describe(set);
+      return std::tuple(CheckHeld(request, set->placement()).ok(), context.registry->View(set).pins.by_desired_state,
+                        !described.aliases().empty());
+    };
+    const auto best =
+        std::max_element(sets.rbegin(), sets.rend(), [&](const auto& a, const auto& b) { return worth(a) < worth(b); });
+    return (*best)->fingerprint().hash;
   }
   ASSIGN_OR_RETURN(const NewWeightSet wanted, WantSet(context, request, *resolved));
   return wanted.fingerprint.hash;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
 #include <utility>
 
@@ -92,14 +93,41 @@ bool WriteLockHolder(int lock) {
   return ftruncate(lock, 0) == 0 && pwrite(lock, pid.data(), pid.size(), 0) >= 0;
 }
 
+// Whether a process is on its way out, or has gone: its locks and sockets go with it in a moment. One whose memory has
+// gone says nothing of it in /proc.
+bool IsDying(const std::string& pid) {
+  constexpr uint64_t kKillBit = uint64_t{1} << (SIGKILL - 1);
+  std::ifstream status("/proc/" + pid + "/status");
+  bool has_memory = false;
+  for (std::string key, value; status >> key && std::getline(status >> std::ws, value);) {
+    if (key == "VmSize:") has_memory = true;
+    const bool pending = key == "SigPnd:" || key == "ShdPnd:";
+    if (pending && (strtoull(value.c_str(), nullptr, 16) & kKillBit) != 0) return true;
+  }
+  return !has_memory;
+}
+
+// As flock does, but waits for a holder that is dying, and whose end may take as long as that of its memory.
+int LockWhenTheDyingHaveGone(int lock, std::chrono::milliseconds patience) {
+  const auto give_up = std::chrono::steady_clock::now() + patience;
+  while (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    const std::string holder = ReadLockHolder(lock);
+    const bool waits = error == EWOULDBLOCK && !holder.empty() && IsDying(holder);
+    if (!waits || std::chrono::steady_clock::now() >= give_up) return error;
+    std::this_thread::sleep_for(kProbeInterval);
+  }
+  return 0;
+}
+
 // Takes the lock for as long as the descriptor lives, and leaves our process id in the file for error messages.
-absl::StatusOr<UniqueFd> TakeLock(const std::string& path) {
+absl::StatusOr<UniqueFd> TakeLock(const std::string& path, std::chrono::milliseconds patience) {
   const std::string lock_path = path + ".lock";
   UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) return UnusableByErrno(path, absl::StrCat("cannot write the lock file ", lock_path), errno);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) return InUse(path, ReadLockHolder(lock.get()));
-    return UnusableByErrno(path, absl::StrCat("cannot lock ", lock_path), errno);
+  if (const int error = LockWhenTheDyingHaveGone(lock.get(), patience); error != 0) {
+    if (error == EWOULDBLOCK) return InUse(path, ReadLockHolder(lock.get()));
+    return UnusableByErrno(path, absl::StrCat("cannot lock ", lock_path), error);
   }
   if (!WriteLockHolder(lock.get())) {
     return UnusableByErrno(path, absl::StrCat("cannot write the lock file ", lock_path), errno);
@@ -196,7 +224,7 @@ absl::StatusOr<Listener> Listener::Create(const ListenerOptions& options) {
   RETURN_IF_ERROR(CheckSocketPath(path));
   RETURN_IF_ERROR(CheckFolder(options));
   Listener listener;
-  ASSIGN_OR_RETURN(listener.lock_, TakeLock(path));
+  ASSIGN_OR_RETURN(listener.lock_, TakeLock(path, options.patience));
   RETURN_IF_ERROR(RemoveStaleSocket(options));
 
   listener.fd_.reset(socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -35,8 +35,8 @@ struct ListenerOptions {
   // may connect and the lock file is 0600.
   bool create_folder = false;
   int type = SOCK_STREAM;  // of the socket
-  // For so long a socket that somebody answers on, without the lock, is waited for: what is left of a service that was
-  // killed has it for as long as it takes to end.
+  // For so long a socket that somebody answers on without the lock, and a lock that a dying process has, are waited
+  // for: what is left of a service that was killed has them for as long as it takes to end.
   std::chrono::milliseconds patience{0};
 };
 

@@ -75,5 +75,22 @@ TEST_F(WantedSetTest, DoesNotPinForTheDesiredStateWhatLacksARankOfWhichTheReques
   EXPECT_FALSE(registry_->View(set).pins.any());
 }
 
+// Two versions of it are resident.
+TEST_F(WantedSetTest, TakesOfAModelWhoseFilesAreGoneTheVersionInUseAndElseTheLast) {
+  const WeightSetRef first = MakeResident(RequestFor({}));
+  testing::CheckpointBuilder().Tensor("b", "BF16", {8, 8}).Write(folder_ / "m");
+  const WeightSetRef second = MakeResident(RequestFor({}));
+  ASSERT_NE(first->fingerprint().hash, second->fingerprint().hash);
+  std::filesystem::remove_all(std::string(folder_ / "m"));
+
+  EXPECT_EQ(FindDesiredFingerprint(context_, RequestFor({})).value(), second->fingerprint().hash);
+
+  ASSERT_THAT(registry_->SetAlias({.name = "m@live", .set = first}), IsOk());
+  EXPECT_EQ(FindDesiredFingerprint(context_, RequestFor({})).value(), first->fingerprint().hash);
+
+  ASSERT_THAT(registry_->Pin(second, PinOwner::kDesiredState), IsOk());
+  EXPECT_EQ(FindDesiredFingerprint(context_, RequestFor({})).value(), second->fingerprint().hash);
+}
+
 }  // namespace
 }  // namespace weightbroker

@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <optional>
@@ -75,6 +78,34 @@ TEST(Listener, GivesTheSocketToTheGroupAskedFor) {
 
   EXPECT_EQ(StatOf(folder / "s").st_gid, 12345u);
   EXPECT_EQ(StatOf(folder / "s").st_mode & 07777, 0660u);
+}
+
+// A process that has ended, and whose lock is still there: the kernel closes what it had open after all else.
+TEST(Listener, WaitsForTheLockOfOneThatIsDyingAndNotOfOneThatLives) {
+  TempFolder folder;
+  const pid_t dead = fork();
+  if (dead == 0) _exit(0);
+  ASSERT_EQ(waitpid(dead, nullptr, 0), dead);
+  const std::string lock_path = std::string(folder / "s") + ".lock";
+  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const auto write_holder = [&](pid_t pid) {
+    const std::string text = std::to_string(pid) + "\n";
+    ASSERT_EQ(ftruncate(lock.get(), 0), 0);
+    ASSERT_EQ(pwrite(lock.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  };
+  const ListenerOptions patient = {.path = folder / "s", .patience = std::chrono::minutes(10)};
+
+  write_holder(getpid());
+  EXPECT_THAT(Listener::Create(patient), StatusIs(Reason::kSocketInUse));
+
+  write_holder(dead);
+  std::thread end([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    lock.reset();
+  });
+  EXPECT_THAT(Listener::Create(patient), IsOk());
+  end.join();
 }
 
 TEST(Listener, GoesOnAfterItWasTakenApartWithTheSameSocketAndLock) {
