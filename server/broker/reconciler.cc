@@ -177,7 +177,7 @@ void Reconciler::NoteMisplaced(Set* set, const absl::Status& why) {
 
 void Reconciler::Forgive(Set* set) {
   set->failed_attempts = 0;
-  set->failure = absl::OkStatus();
+  set->failure.reset();
   set->retry_at = {};
   set->was_misplaced = false;
   set->was_damaged = false;
@@ -227,17 +227,16 @@ void Reconciler::NoteFailure(Set* set, const absl::Status& why) {
   const auto pause = options_.min_pause * (int64_t{1} << std::min(set->failed_attempts, kMostDoublings));
   const auto capped = std::min<std::chrono::milliseconds>(pause, options_.max_pause);
   ++set->failed_attempts;
-  set->failure = why;
+  set->failure.emplace(why);
   set->retry_at = options_.clock->SteadyNow() + capped;
-  const std::string reason = GetErrorDetails(why).reason;
   Log(LogLevel::kError, "desired.failed",
       {{"set", set->name},
        {"model", Printable(set->request.spec().model())},
-       {"reason", reason},
-       {"message", std::string(why.message())},
+       {"reason", set->failure->reason},
+       {"message", set->failure->message},
        {"attempt", absl::StrCat(set->failed_attempts)},
        {"retry_ms", absl::StrCat(capped.count())}});
-  if (options_.on_failure) options_.on_failure(reason);
+  if (options_.on_failure) options_.on_failure(set->failure->reason);
 }
 
 void Reconciler::PutBack(const Desired& desired) {

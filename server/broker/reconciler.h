@@ -87,6 +87,16 @@ class Reconciler {
  private:
   using TimePoint = std::chrono::steady_clock::time_point;
 
+  // Why something could not be done. Not a Status, whose copies share what they hold: these go from thread to thread.
+  struct Trouble {
+    explicit Trouble(const absl::Status& why);
+    bool operator==(const Trouble& other) const = default;
+    void Write(v1::Failure* failure) const;
+
+    std::string reason;
+    std::string message;
+  };
+
   struct Set {
     std::string name;
     v1::RegisterRequest request;
@@ -94,7 +104,7 @@ class Reconciler {
     bool fingerprint_stale = true;  // it is to be found anew, and goes on counting meanwhile
     WeightSetRef load = nullptr;    // begun here, and not known to have ended
     int failed_attempts = 0;
-    absl::Status failure = absl::OkStatus();  // of the last of them
+    std::optional<Trouble> failure = std::nullopt;  // of the last of them
     TimePoint retry_at = {};
     std::set<std::string> may_prove_to_be = {};  // of what stays pinned for that; while its fingerprint is not known
     bool was_misplaced = false;                  // when it was last looked at
@@ -122,7 +132,7 @@ class Reconciler {
 
   // What could not be done at the last look, and is tried again at the next: an alias by its name, a pin by the
   // fingerprint.
-  using Troubles = std::map<std::string, absl::Status>;
+  using Troubles = std::map<std::string, Trouble>;
 
   // The thread's.
   void Run();

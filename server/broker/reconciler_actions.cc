@@ -96,7 +96,7 @@ void Reconciler::Perform(const ReconcileAction& action, Desired* desired, Troubl
       done = ChangePin(action);
       break;
   }
-  if (!done.ok()) (*troubles)[action.alias.empty() ? action.fingerprint : action.alias] = done;
+  if (!done.ok()) troubles->emplace(action.alias.empty() ? action.fingerprint : action.alias, done);
 }
 
 absl::Status Reconciler::Load(Set* set) {
@@ -178,8 +178,7 @@ void Reconciler::NoteTroubles(const Troubles& troubles) {
   for (const auto& [subject, why] : troubles) {
     const auto known = before.find(subject);
     if (known != before.end() && known->second == why) continue;
-    Log(LogLevel::kError, "desired.not_done",
-        {{"subject", subject}, {"reason", GetErrorDetails(why).reason}, {"message", std::string(why.message())}});
+    Log(LogLevel::kError, "desired.not_done", {{"subject", subject}, {"reason", why.reason}, {"message", why.message}});
   }
 }
 

@@ -7,14 +7,13 @@
 #include "server/broker/timestamp.h"
 
 namespace weightbroker {
-namespace {
+Reconciler::Trouble::Trouble(const absl::Status& why)
+    : reason(GetErrorDetails(why).reason), message(std::string(why.message())) {}
 
-void WriteFailure(const absl::Status& why, v1::Failure* failure) {
-  failure->set_reason(GetErrorDetails(why).reason);
-  failure->set_message(std::string(why.message()));
+void Reconciler::Trouble::Write(v1::Failure* failure) const {
+  failure->set_reason(reason);
+  failure->set_message(message);
 }
-
-}  // namespace
 
 Reconciler::Desired Reconciler::Copy() const {
   MutexLock lock(mutex_);
@@ -51,7 +50,7 @@ v1::DesiredSet Reconciler::Describe(const Set& set) const {
   proto.set_fingerprint(set.fingerprint);
   proto.set_failed_attempts(set.failed_attempts);
   *proto.mutable_may_prove_to_be() = {set.may_prove_to_be.begin(), set.may_prove_to_be.end()};
-  if (!set.failure.ok()) WriteFailure(set.failure, proto.mutable_failure());
+  if (set.failure.has_value()) set.failure->Write(proto.mutable_failure());
   DescribeState(set, &proto);
   if (proto.state() == v1::DesiredSet::STATE_FAILED) {
     const auto left = std::max(set.retry_at - options_.clock->SteadyNow(), TimePoint::duration::zero());
@@ -65,7 +64,7 @@ void Reconciler::DescribeState(const Set& set, v1::DesiredSet* proto) const {
   const std::optional<ActualSet> actual = LookAt(set.fingerprint);
   if (const absl::Status held = CheckHeld(set); !held.ok()) {
     proto->set_state(v1::DesiredSet::STATE_FAILED);
-    WriteFailure(held, proto->mutable_failure());
+    Trouble(held).Write(proto->mutable_failure());
   } else if (!actual.has_value()) {
     proto->set_state(set.failed_attempts > 0 ? v1::DesiredSet::STATE_FAILED : v1::DesiredSet::STATE_WAITING);
   } else if (actual->phase == ActualSet::Phase::kDraining) {
@@ -100,7 +99,7 @@ std::vector<v1::DesiredAlias> Reconciler::DescribeAliases() const {
     if (now != actual.aliases.end()) alias.set_fingerprint(now->second);
     alias.set_in_place(weightbroker::IsSatisfied({.sets = {wanted.sets[index]}, .aliases = {{name, 0}}}, actual));
     const auto trouble = troubles.find(name);
-    if (!alias.in_place() && trouble != troubles.end()) WriteFailure(trouble->second, alias.mutable_failure());
+    if (!alias.in_place() && trouble != troubles.end()) trouble->second.Write(alias.mutable_failure());
   }
   return described;
 }
