@@ -6,8 +6,8 @@
 // A model with the shapes of DeepSeek-V3, in block-wise FP8, of as many layers as come to `--gib` for each GPU, is
 // loaded by one Register, tensor parallel over all GPUs. Its files have holes: they take some MiB of disk, each
 // tensor's first page has bytes of its own, and the first engines verify every digest. Each sample has a fresh process
-// for each rank, which waits with context and channel until all are there; the slowest counts, from its reading the word to go on
-// until it has every pointer. The torch arm holds as many tensors of the same lengths on each GPU.
+// for each rank, which waits with context and channel until all are there; the slowest counts, from its reading the
+// word to go on until it has every pointer. The torch arm holds as many tensors of the same lengths on each GPU.
 
 #include <time.h>
 

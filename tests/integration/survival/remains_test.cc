@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -16,12 +21,29 @@ namespace weightbroker::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 bool IsRunning(pid_t pid) {
   std::error_code error;
   return !std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe", error).empty();
+}
+
+bool ListensOn(int fd, const std::string& path) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  sockaddr_un address = {};
+  socklen_t address_size = sizeof(address);
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+         getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_size) == 0 && path == address.sun_path;
+}
+
+// That process's own descriptor of the socket at `path`, in this one.
+UniqueFd ShareListeningSocket(int pidfd, const std::string& path) {
+  constexpr int kMostFds = 256;
+  for (int fd = 0; fd < kMostFds; ++fd) {
+    UniqueFd shared(static_cast<int>(syscall(SYS_pidfd_getfd, pidfd, fd, 0)));
+    if (shared.valid() && ListensOn(shared.get(), path)) return shared;
+  }
+  return UniqueFd();
 }
 
 class RemainsTest : public ::testing::Test {
@@ -61,20 +83,19 @@ TEST_F(RemainsTest, OfAServiceKilledInTheMidstOfALoadKeepNobodyFromStartingInIts
       << "the loader goes with its keeper, too";
 }
 
+// This process plays what is left: the kernel wakes a broker that is stopped when its keeper ends.
 TEST_F(RemainsTest, ThatDoNotGoAreNamed) {
   const pid_t keeper = service_.program().pid();
-  const pid_t broker = BrokerOf(service_);
-  ASSERT_GT(broker, 0);
-  kill(broker, SIGSTOP);
+  const UniqueFd remains = ShareListeningSocket(service_.program().pidfd(), service_.socket());
+  ASSERT_TRUE(remains.valid());
   service_.program().Kill(SIGKILL);
   service_.program().Wait();
-  Program successor("weightbrokerd", SuccessorFlags());
-  const ExitStatus exit = successor.Wait();
-  kill(broker, SIGKILL);
-  EXPECT_EQ(exit.code, 4) << exit.ToString();
-  EXPECT_THAT(successor.Errors(),
-              HasSubstr("process " + std::to_string(keeper) + ", which has ended, has left behind"));
-  EXPECT_THAT(successor.Errors(), HasSubstr("event=listener.waiting"));
+
+  const Finished successor = RunProgram("weightbrokerd", SuccessorFlags());
+
+  EXPECT_EQ(successor.exit.code, 4) << successor.exit.ToString();
+  EXPECT_THAT(successor.errors, HasSubstr("process " + std::to_string(keeper) + ", which has ended, has left behind"));
+  EXPECT_THAT(successor.errors, HasSubstr("event=listener.waiting"));
 }
 
 }  // namespace
