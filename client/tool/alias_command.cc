@@ -25,8 +25,6 @@ using google::protobuf::util::TimeUtil;
 
 constexpr char kNone[] = "none";
 
-constexpr size_t kFingerprintDigits = 64;
-
 // What a flag says of the fingerprint that is expected, as the API wants it: whole, or empty. WEIGHT_SET_UNKNOWN,
 // WEIGHT_SET_AMBIGUOUS.
 absl::StatusOr<std::string> Expected(const Connection& connection, const std::string& text, Deadline deadline) {

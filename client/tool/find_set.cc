@@ -21,7 +21,6 @@ using client::Connection;
 using client::Deadline;
 
 constexpr size_t kLeastDigits = 8;
-constexpr size_t kFingerprintDigits = 64;
 
 absl::StatusOr<v1::ListWeightSetsResponse> List(const Connection& connection, Deadline deadline) {
   v1::ListWeightSetsResponse list;

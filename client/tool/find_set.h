@@ -11,6 +11,8 @@
 
 namespace weightbroker::tool {
 
+inline constexpr size_t kFingerprintDigits = 64;  // of a whole one
+
 struct SetFlags {
   std::string weights;        // a fingerprint, or at least 8 digits of it; or an alias; or a model
   std::string torch_version;  // with a model
