@@ -100,6 +100,12 @@ double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+std::string Digits(double seconds) {
+  char text[64];
+  snprintf(text, sizeof(text), "%.9f", seconds);
+  return text;
+}
+
 absl::StatusOr<int64_t> CachedBytes(const std::string& path) {
   ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(path));
   struct stat status {};

@@ -33,8 +33,11 @@ nlohmann::json ToJson(const Summary& summary);
 // a figure cannot be compared with another.
 nlohmann::json DescribeMachine();
 
-// Seconds on the monotonic clock, for differences.
+// Seconds on the monotonic clock, CLOCK_MONOTONIC, for differences, also with those of another process.
 double NowSeconds();
+
+// As decimal digits that lose nothing, for a command line.
+std::string Digits(double seconds);
 
 // Writes a file's dirty pages out and drops it from the page cache. FAILED_PRECONDITION if some of its pages are still
 // there after that (mincore): a figure for a cold read would be a lie.

@@ -1,21 +1,16 @@
 #include "bench/gpu/arms.h"
 
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <csignal>
-#include <cstdio>
 #include <fstream>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/bench_support.h"
+#include "bench/gpu/bench_service.h"
 #include "bench/gpu/holder.h"
-#include "client/src/attach.h"
-#include "client/src/connection.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/base/unique_fd.h"
@@ -23,22 +18,6 @@
 
 namespace weightbroker::bench {
 namespace {
-
-constexpr std::chrono::minutes kLoadTime(10);
-constexpr std::chrono::seconds kEndTime(60);
-
-double MonotonicSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-// As decimal digits that lose nothing.
-std::string Digits(double seconds) {
-  char text[64];
-  snprintf(text, sizeof(text), "%.9f", seconds);
-  return text;
-}
 
 std::vector<std::string> CheckpointFlags(const GpuBenchSetup& setup) {
   return {"--folder",  setup.folder,
@@ -51,7 +30,7 @@ std::vector<std::string> CheckpointFlags(const GpuBenchSetup& setup) {
 absl::StatusOr<nlohmann::json> RunSample(const std::string& path, std::vector<std::string> arguments,
                                          const std::string& output_path) {
   const UniqueFd output(open(output_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  arguments.insert(arguments.end(), {"--started_at", Digits(MonotonicSeconds())});
+  arguments.insert(arguments.end(), {"--started_at", Digits(NowSeconds())});
   ASSIGN_OR_RETURN(ChildProcess child, Spawn({.path = path, .arguments = arguments, .fds = {{output.get(), 1}}}));
   ASSIGN_OR_RETURN(const ExitStatus exit, child.Wait());
   if (!exit.success()) return MakeError(Reason::kSystemError, absl::StrCat(path, ": ", exit.ToString()));
@@ -67,29 +46,17 @@ class ServiceArm : public Arm {
       : setup_(setup),
         kind_(kind),
         sample_program_(std::move(sample_program)),
-        socket_(absl::StrCat("/tmp/gpu_attach_bench.", getpid(), ".", kind, ".", sample_program_, ".sock")) {}
+        socket_(absl::StrCat("/tmp/gpu_attach_bench.", getpid(), ".", kind, ".", sample_program_, ".sock")),
+        service_({.bin_dir = setup.bin_dir,
+                  .folder = setup.folder,
+                  .socket = socket_,
+                  .flags = {"--devices", setup.gpu_uuid}}) {}
 
   absl::Status Start() {
-    ASSIGN_OR_RETURN(service_, Spawn({.path = setup_.bin_dir + "/weightbrokerd",
-                                      .arguments = {"--socket", socket_, "--model_roots", "bench=" + setup_.folder,
-                                                    "--metrics_address", "127.0.0.1:0", "--devices", setup_.gpu_uuid,
-                                                    "--log_level", "warning"}}));
-    ASSIGN_OR_RETURN(const auto connection, client::Connection::Open({.socket_path = socket_}));
-    RETURN_IF_ERROR(connection->WaitUntilConnected(client::DeadlineIn(std::chrono::seconds(60))));
     v1::RegisterRequest request;
-    request.mutable_spec()->set_model(setup_.folder);
-    request.mutable_environment()->set_torch_version("any");
     request.add_devices(setup_.gpu_uuid);
     request.add_handle_kinds(kind_);
-    request.set_wait(true);
-    return client::RegisterAndWait(*connection, request, client::DeadlineIn(kLoadTime), nullptr).status();
-  }
-
-  ~ServiceArm() override {
-    if (!service_.has_value()) return;
-    service_->Kill(SIGTERM).IgnoreError();
-    if (!service_->Wait(kEndTime).ok()) service_->Kill(SIGKILL).IgnoreError();
-    service_->Wait().IgnoreError();
+    return service_.Start(request).status();
   }
 
   absl::StatusOr<nlohmann::json> Sample() override {
@@ -105,7 +72,7 @@ class ServiceArm : public Arm {
   const v1::HandleKind kind_;
   const std::string sample_program_;
   const std::string socket_;
-  std::optional<ChildProcess> service_;
+  BenchService service_;
 };
 
 class TensorsArm : public Arm {

@@ -8,8 +8,6 @@
 // Prints JSON: seconds since the process was asked for (`--started_at`, of CLOCK_MONOTONIC) at the end of each step,
 // and the checksum. Compiled with torch as well (WEIGHTBROKER_BENCH_TORCH): then every tensor becomes a torch::Tensor.
 
-#include <time.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/bench_support.h"
 #include "bench/gpu/page_toucher.h"
 #include "bench/gpu/tensor_handles.h"
 #include "bench/gpu/torch_step.h"
@@ -48,12 +47,6 @@ struct Flags {
   bool barrier = false;
   bool verify = false;
 };
-
-double MonotonicSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 absl::Status ToAbsl(const Status& status) {
   return status.ok() ? absl::OkStatus() : MakeError(Reason::kSystemError, status.ToString());
@@ -106,7 +99,7 @@ class Sample {
     std::ofstream(flags_.sizes) << sizes;
   }
 
-  void Mark(const char* step) { times_[step] = MonotonicSeconds() - flags_.started_at; }
+  void Mark(const char* step) { times_[step] = NowSeconds() - flags_.started_at; }
 
   absl::Status Attach() {
     ClientOptions options;

@@ -9,12 +9,8 @@
 // for each rank, which waits with context and channel until all are there; the slowest counts, from its reading the
 // word to go on until it has every pointer. The torch arm holds as many tensors of the same lengths on each GPU.
 
-#include <time.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -29,14 +25,12 @@
 #include "absl/strings/str_join.h"
 #include "bench/bench_process.h"
 #include "bench/bench_support.h"
+#include "bench/gpu/bench_service.h"
 #include "bench/gpu/holder.h"
 #include "bench/stamped_folder.h"
-#include "client/src/attach.h"
-#include "client/src/connection.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/device/gpu_inventory.h"
-#include "common/process/spawn.h"
 #include "common/synthetic/model.h"
 
 namespace weightbroker::bench {
@@ -44,8 +38,6 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr int64_t kHeadBytes = 4096;
-constexpr std::chrono::minutes kLoadTime(10);
-constexpr std::chrono::seconds kEndTime(60);
 
 struct Flags {
   std::string folder = WEIGHTBROKER_BENCH_DATA "/gpu_ranks";
@@ -61,12 +53,6 @@ struct Flags {
 };
 
 using Strings = std::vector<std::string>;
-
-std::string StartedNow() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::StrCat(now.tv_sec, ".", absl::Dec(now.tv_nsec, absl::kZeroPad9));
-}
 
 // Engines, one for each GPU, that go on at one moment. Each sees its own GPU alone.
 class Crew {
@@ -110,45 +96,6 @@ class Crew {
   std::vector<std::unique_ptr<Holder>> engines_;
 };
 
-// A service for all GPUs that holds the model, until it goes.
-class NodeService {
- public:
-  NodeService(const Flags& flags, const Strings& gpus) : flags_(flags), gpus_(gpus) {}
-
-  absl::StatusOr<v1::WeightSet> Start() {
-    ASSIGN_OR_RETURN(ChildProcess child,
-                     Spawn({.path = flags_.bin_dir + "/weightbrokerd",
-                            .arguments = {"--socket", socket(), "--model_roots", "bench=" + flags_.folder,
-                                          "--metrics_address", "127.0.0.1:0", "--log_level", "warning"}}));
-    child_ = std::make_unique<ChildProcess>(std::move(child));
-    ASSIGN_OR_RETURN(const auto connection, client::Connection::Open({.socket_path = socket()}));
-    RETURN_IF_ERROR(connection->WaitUntilConnected(client::DeadlineIn(kEndTime)));
-    v1::RegisterRequest request;
-    request.mutable_spec()->set_model(flags_.folder);
-    request.mutable_spec()->set_layout(flags_.layout);
-    request.mutable_spec()->set_tensor_parallel_size(static_cast<int32_t>(gpus_.size()));
-    request.mutable_environment()->set_torch_version("any");
-    for (const std::string& gpu : gpus_) request.add_devices(gpu);
-    request.set_wait(true);
-    return client::RegisterAndWait(*connection, request, client::DeadlineIn(kLoadTime), nullptr);
-  }
-
-  ~NodeService() {
-    if (child_ == nullptr) return;
-    child_->Kill(SIGTERM).IgnoreError();
-    if (!child_->Wait(kEndTime).ok()) child_->Kill(SIGKILL).IgnoreError();
-    child_->Wait().IgnoreError();
-  }
-
-  std::string socket() const { return folder_ / "node.sock"; }
-
- private:
-  const Flags& flags_;
-  const Strings& gpus_;
-  const SocketFolder folder_;
-  std::unique_ptr<ChildProcess> child_;
-};
-
 class RanksBench {
  public:
   RanksBench(const Flags& flags, Strings gpus) : flags_(flags), gpus_(std::move(gpus)) {}
@@ -179,8 +126,9 @@ class RanksBench {
   std::string HandlesOf(size_t rank) const { return absl::StrCat(flags_.folder, ".handles.", rank); }
 
   absl::Status TakeOurs() {
-    NodeService service(flags_, gpus_);
-    ASSIGN_OR_RETURN(const v1::WeightSet set, service.Start());
+    const SocketFolder sockets;
+    BenchService service({.bin_dir = flags_.bin_dir, .folder = flags_.folder, .socket = sockets / "node.sock"});
+    ASSIGN_OR_RETURN(const v1::WeightSet set, service.Start(Request()));
     loads_.push_back({{"load_seconds", set.load_seconds()}, {"read_bytes", set.read_bytes()}, {"shard_bytes", {}}});
     for (const v1::Shard& shard : set.shards()) loads_.back()["shard_bytes"].push_back(shard.size_bytes());
     // The first warms files, code and driver, and sees that the bytes are right.
@@ -192,13 +140,21 @@ class RanksBench {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<nlohmann::json>> OursAtOnce(const NodeService& service, bool first) const {
+  v1::RegisterRequest Request() const {
+    v1::RegisterRequest request;
+    request.mutable_spec()->set_layout(flags_.layout);
+    request.mutable_spec()->set_tensor_parallel_size(static_cast<int32_t>(gpus_.size()));
+    for (const std::string& gpu : gpus_) request.add_devices(gpu);
+    return request;
+  }
+
+  absl::StatusOr<std::vector<nlohmann::json>> OursAtOnce(const BenchService& service, bool first) const {
     std::vector<Strings> arguments;
     for (size_t rank = 0; rank < gpus_.size(); ++rank) {
       arguments.push_back({flags_.bin_dir + "/gpu_attach_sample", "--how", "attach", "--socket", service.socket(),
                            "--model", flags_.folder, "--layout", flags_.layout, "--tp", absl::StrCat(gpus_.size()),
                            "--rank", absl::StrCat(rank), "--image", WEIGHTBROKER_TOUCH_IMAGE, "--barrier",
-                           "--started_at", StartedNow()});
+                           "--started_at", Digits(NowSeconds())});
       if (first) arguments.back().insert(arguments.back().end(), {"--verify", "--sizes", SizesOf(rank)});
     }
     return AtOnce(arguments);
@@ -218,7 +174,7 @@ class RanksBench {
       const Strings script = {flags_.python, WEIGHTBROKER_TORCH_EXPORT};
       exports.push_back({script[0], script[1], "export", "--tensors_json", SizesOf(rank)});
       imports.push_back({script[0], script[1], "import", "--handles", HandlesOf(rank), "--image",
-                         WEIGHTBROKER_TOUCH_IMAGE, "--barrier", "--started_at", StartedNow()});
+                         WEIGHTBROKER_TOUCH_IMAGE, "--barrier", "--started_at", Digits(NowSeconds())});
     }
     ASSIGN_OR_RETURN(Crew exporters, Crew::Start(gpus_, exports));
     for (int i = 0; i <= flags_.samples; ++i) {

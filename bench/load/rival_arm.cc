@@ -13,13 +13,6 @@ namespace {
 
 constexpr char kEnv[] = "/usr/bin/env";  // looks a program up in PATH
 
-// As decimal digits that lose nothing.
-std::string Digits(double seconds) {
-  char text[64];
-  snprintf(text, sizeof(text), "%.9f", seconds);
-  return text;
-}
-
 }  // namespace
 
 nlohmann::ordered_json ProbeRivals(const RivalSetup& setup) {
