@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "bench/bench_process.h"
 #include "bench/bench_support.h"
 #include "bench/load/loader_arm.h"
@@ -58,6 +60,9 @@ class Maker {
       AddOurs(absl::StrCat("ours_tp", setup_.tensor_parallel), "the same, split over several devices",
               setup_.tensor_parallel, {});
     }
+    for (const std::string& name : setup_.arms) {
+      if (absl::StartsWith(name, "ours:")) RETURN_IF_ERROR(AddTold(name));
+    }
     AddPlainRead();
     for (const auto& [name, found] : setup_.probed.at("arms").items()) {
       if (found.contains("version") && SuitsState(name, state_)) AddRival(name, found.at("version"));
@@ -80,6 +85,35 @@ class Maker {
                                                  : ranks == 1 ? "pinned_copy"
                                                               : "pinned_copy_all"},
                      .take = [task](bool verify) { return RunLoader(task, verify); }});
+  }
+
+  // "ours:reader_threads=8:read_chunk=1048576": the loader with flags other than its defaults.
+  absl::Status AddTold(const std::string& name) {
+    LoaderTask task;
+    const std::vector<std::string> parts = absl::StrSplit(name, ':');
+    for (size_t i = 1; i < parts.size(); ++i) {
+      const std::pair<std::string, std::string> told = absl::StrSplit(parts[i], absl::MaxSplits('=', 1));
+      bool is_known = true;
+      if (told.first == "reader_threads") {
+        is_known = absl::SimpleAtoi(told.second, &task.reader_threads);
+      } else if (told.first == "reads_per_thread") {
+        is_known = absl::SimpleAtoi(told.second, &task.reads_per_thread);
+      } else if (told.first == "read_chunk") {
+        is_known = absl::SimpleAtoi(told.second, &task.chunk_bytes);
+      } else if (told.first == "read_method") {
+        task.read_method = told.second;
+      } else {
+        is_known = false;
+      }
+      if (!is_known) {
+        return MakeError(Reason::kInvalidArgument,
+                         absl::StrCat("arm \"", name, "\": found \"", parts[i],
+                                      "\", allowed are reader_threads=N, reads_per_thread=N, read_chunk=BYTES, "
+                                      "read_method=io_uring|pread"));
+      }
+    }
+    AddOurs(name, "the same, with these flags", 1, task);
+    return absl::OkStatus();
   }
 
   void AddPlainRead() {

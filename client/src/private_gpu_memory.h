@@ -44,7 +44,7 @@ class PrivateGpuMemory {
 
   // What a load needs to fill it: one destination, how to read, and memory to read into.
   std::span<const std::unique_ptr<Destination>> destinations() const { return {&destination_, 1}; }
-  LoadOptions Tune(LoadOptions options) { return TuneForCuda(options, buffers_); }
+  LoadOptions Tune(LoadOptions options) { return TuneForCuda(options, buffers_, 1); }
   absl::Status ReserveFor(const PreparedLoad& load);
 
   // After the load: the memory, which nobody can write any more.

@@ -1,6 +1,7 @@
 #include "common/device/gpu_digest.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "common/base/error.h"
@@ -18,61 +19,6 @@ using Lanes = std::array<uint64_t, 2>;
 absl::Status DigestError(CudaDriver& driver, CudaResult result, const char* call) {
   return CudaError(driver, result, call, "digesting tensors on the GPU");
 }
-
-// A stream, and device memory for the ranges and their lanes, for one call.
-class Workspace {
- public:
-  explicit Workspace(CudaDriver& driver) : driver_(driver) {}
-  ~Workspace() {
-    if (stream_ != nullptr) (void)driver_.StreamDestroy(stream_);
-    if (memory_ != 0) (void)driver_.MemFree(memory_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
-  absl::Status Prepare(std::span<const DigestRange> ranges) {
-    if (const auto result = driver_.StreamCreate(kCudaStreamNonBlocking, &stream_); result != kCudaSuccess) {
-      return DigestError(driver_, result, "cuStreamCreate");
-    }
-    ranges_bytes_ = ranges.size_bytes();
-    lanes_bytes_ = ranges.size() * sizeof(Lanes);
-    if (const auto result = driver_.MemAlloc(ranges_bytes_ + lanes_bytes_, &memory_); result != kCudaSuccess) {
-      return DigestError(driver_, result, "cuMemAlloc");
-    }
-    if (const auto result = driver_.MemcpyHtoDAsync(memory_, ranges.data(), ranges_bytes_, stream_);
-        result != kCudaSuccess) {
-      return DigestError(driver_, result, "cuMemcpyHtoDAsync");
-    }
-    const auto result = driver_.MemsetD8Async(lanes(), 0, lanes_bytes_, stream_);
-    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuMemsetD8Async");
-  }
-
-  absl::Status Launch(const GpuKernel& kernel, int64_t range_count, int64_t tile_count) {
-    ASSIGN_OR_RETURN(const unsigned blocks, kernel.ChooseBlocks(tile_count));
-    CudaDevicePtr ranges = memory_;
-    CudaDevicePtr sums = lanes();
-    void* parameters[] = {&ranges, &range_count, &tile_count, &sums};
-    return kernel.Launch({.grid_blocks = blocks, .block_threads = wbd1::kDigestThreads}, stream_, parameters);
-  }
-
-  absl::Status Fetch(std::vector<Lanes>* sums) {
-    if (const auto result = driver_.MemcpyDtoHAsync(sums->data(), lanes(), lanes_bytes_, stream_);
-        result != kCudaSuccess) {
-      return DigestError(driver_, result, "cuMemcpyDtoHAsync");
-    }
-    const auto result = driver_.StreamSynchronize(stream_);
-    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, "cuStreamSynchronize");
-  }
-
- private:
-  CudaDevicePtr lanes() const { return memory_ + ranges_bytes_; }
-
-  CudaDriver& driver_;
-  CudaStream stream_ = nullptr;
-  CudaDevicePtr memory_ = 0;
-  size_t ranges_bytes_ = 0;
-  size_t lanes_bytes_ = 0;
-};
 
 constexpr int64_t kPieceBytes = 16 << 20;  // a multiple of 8, so that pieces' sums can be merged
 
@@ -92,14 +38,82 @@ absl::Status DigestUnaligned(const CudaContext& context, std::span<const GpuRang
 
 }  // namespace
 
-bool HasGpuKernels() { return DigestKernelImage() != nullptr; }
+// ---- GpuDigestRun
 
-absl::StatusOr<GpuDigester> GpuDigester::Create(const CudaContext& context) {
-  ASSIGN_OR_RETURN(GpuKernel kernel, GpuKernel::Load(context, DigestKernelImage(), wbd1::kDigestKernelName));
-  return GpuDigester(std::move(kernel));
-}
+// A stream, and device memory for the ranges and their lanes.
+class GpuDigestRun::Workspace {
+ public:
+  Workspace(CudaContext context, size_t most_ranges)
+      : context_(std::move(context)), driver_(context_.driver()), most_ranges_(most_ranges) {}
+  ~Workspace() {
+    const CudaScope current(context_);
+    if (stream_ != nullptr) {
+      (void)driver_.StreamSynchronize(stream_);  // a kernel still under way after an error writes to the memory
+      (void)driver_.StreamDestroy(stream_);
+    }
+    if (memory_ != 0) (void)driver_.MemFree(memory_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
 
-absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRange> ranges) const {
+  // The rest in a scope of the context.
+  absl::Status Prepare() {
+    RETURN_IF_ERROR(Check(driver_.StreamCreate(kCudaStreamNonBlocking, &stream_), "cuStreamCreate"));
+    RETURN_IF_ERROR(
+        Check(driver_.MemAlloc(most_ranges_ * (sizeof(DigestRange) + sizeof(Lanes)), &memory_), "cuMemAlloc"));
+    return Check(driver_.MemsetD8Async(LanesAt(0), 0, most_ranges_ * sizeof(Lanes), stream_), "cuMemsetD8Async");
+  }
+
+  // Ranges that are numbered from `first` on.
+  absl::Status Start(const GpuKernel& kernel, size_t first, std::vector<DigestRange> ranges_now, int64_t tile_count) {
+    const std::vector<DigestRange>& table = tables_.emplace_back(std::move(ranges_now));
+    CudaDevicePtr ranges = RangesAt(first);
+    RETURN_IF_ERROR(Check(driver_.MemcpyHtoDAsync(ranges, table.data(), table.size() * sizeof(DigestRange), stream_),
+                          "cuMemcpyHtoDAsync"));
+    ASSIGN_OR_RETURN(const unsigned blocks, kernel.ChooseBlocks(tile_count));
+    auto range_count = static_cast<int64_t>(table.size());
+    CudaDevicePtr sums = LanesAt(first);
+    void* parameters[] = {&ranges, &range_count, &tile_count, &sums};
+    return kernel.Launch({.grid_blocks = blocks, .block_threads = wbd1::kDigestThreads}, stream_, parameters);
+  }
+
+  absl::StatusOr<std::vector<Lanes>> Fetch(size_t range_count) {
+    std::vector<Lanes> sums(range_count);
+    RETURN_IF_ERROR(Check(driver_.MemcpyDtoHAsync(sums.data(), LanesAt(0), range_count * sizeof(Lanes), stream_),
+                          "cuMemcpyDtoHAsync"));
+    RETURN_IF_ERROR(Check(driver_.StreamSynchronize(stream_), "cuStreamSynchronize"));
+    return sums;
+  }
+
+  const CudaContext& context() const { return context_; }
+  size_t most_ranges() const { return most_ranges_; }
+
+ private:
+  absl::Status Check(CudaResult result, const char* call) const {
+    return result == kCudaSuccess ? absl::OkStatus() : DigestError(driver_, result, call);
+  }
+  CudaDevicePtr RangesAt(size_t i) const { return memory_ + i * sizeof(DigestRange); }
+  CudaDevicePtr LanesAt(size_t i) const { return RangesAt(most_ranges_) + i * sizeof(Lanes); }
+
+  const CudaContext context_;
+  CudaDriver& driver_;
+  const size_t most_ranges_;
+  std::deque<std::vector<DigestRange>> tables_;  // which are copied from when the stream comes to it
+  CudaStream stream_ = nullptr;
+  CudaDevicePtr memory_ = 0;
+};
+
+GpuDigestRun::GpuDigestRun(const GpuKernel& kernel, std::unique_ptr<Workspace> workspace)
+    : kernel_(&kernel), workspace_(std::move(workspace)) {}
+
+GpuDigestRun::GpuDigestRun(GpuDigestRun&& other) noexcept = default;
+
+GpuDigestRun::~GpuDigestRun() = default;
+
+absl::Status GpuDigestRun::Add(std::span<const GpuRange> ranges) {
+  if (ranges_.size() + ranges.size() > workspace_->most_ranges()) {
+    return absl::InternalError("more ranges to digest than were said to come");
+  }
   std::vector<DigestRange> table;
   int64_t tile_count = 0;
   for (const GpuRange& range : ranges) {
@@ -107,19 +121,50 @@ absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRang
     table.push_back({range.address, size_bytes, tile_count});
     tile_count += wbd1::TilesOf(size_bytes);
   }
-  std::vector<Lanes> sums(ranges.size(), Lanes{0, 0});
   if (tile_count > 0) {
-    const CudaScope current(kernel_.context());
+    const CudaScope current(workspace_->context());
     RETURN_IF_ERROR(current.status());
-    Workspace workspace(kernel_.context().driver());
-    RETURN_IF_ERROR(workspace.Prepare(table));
-    RETURN_IF_ERROR(workspace.Launch(kernel_, static_cast<int64_t>(table.size()), tile_count));
-    RETURN_IF_ERROR(workspace.Fetch(&sums));
+    RETURN_IF_ERROR(workspace_->Start(*kernel_, ranges_.size(), std::move(table), tile_count));
   }
+  ranges_.insert(ranges_.end(), ranges.begin(), ranges.end());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Digest>> GpuDigestRun::Finish() {
   std::vector<Digest> digests;
-  for (size_t i = 0; i < ranges.size(); ++i) digests.push_back(DigestAccumulator(sums[i]).Finish(ranges[i].size_bytes));
-  RETURN_IF_ERROR(DigestUnaligned(kernel_.context(), ranges, digests));
+  if (ranges_.empty()) return digests;
+  const CudaScope current(workspace_->context());
+  RETURN_IF_ERROR(current.status());
+  ASSIGN_OR_RETURN(const std::vector<Lanes> sums, workspace_->Fetch(ranges_.size()));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    digests.push_back(DigestAccumulator(sums[i]).Finish(ranges_[i].size_bytes));
+  }
+  RETURN_IF_ERROR(DigestUnaligned(workspace_->context(), ranges_, digests));
   return digests;
+}
+
+// ---- GpuDigester
+
+bool HasGpuKernels() { return DigestKernelImage() != nullptr; }
+
+absl::StatusOr<GpuDigester> GpuDigester::Create(const CudaContext& context) {
+  ASSIGN_OR_RETURN(GpuKernel kernel, GpuKernel::Load(context, DigestKernelImage(), wbd1::kDigestKernelName));
+  return GpuDigester(std::move(kernel));
+}
+
+absl::StatusOr<GpuDigestRun> GpuDigester::Begin(size_t most_ranges) const {
+  const CudaScope current(kernel_.context());
+  RETURN_IF_ERROR(current.status());
+  auto workspace = std::make_unique<GpuDigestRun::Workspace>(kernel_.context(), most_ranges);
+  RETURN_IF_ERROR(workspace->Prepare());
+  return GpuDigestRun(kernel_, std::move(workspace));
+}
+
+absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRange> ranges) const {
+  if (ranges.empty()) return std::vector<Digest>();
+  ASSIGN_OR_RETURN(GpuDigestRun run, Begin(ranges.size()));
+  RETURN_IF_ERROR(run.Add(ranges));
+  return run.Finish();
 }
 
 // ---- CopyingDigester

@@ -3,15 +3,17 @@
 //   ASSIGN_OR_RETURN(const GpuDigester digester, GpuDigester::Create(context));   // GPU_UNAVAILABLE without kernels
 //   ASSIGN_OR_RETURN(const std::vector<Digest> digests, digester.Compute(ranges));
 //
-// Thread-safe: each call has its own stream. It holds the context. Move-only.
+// The digester is thread-safe: each call and each run has its own stream. It holds the context. Move-only.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/device/cuda_context.h"
 #include "common/device/gpu_kernel.h"
@@ -28,6 +30,39 @@ struct GpuRange {
   int64_t size_bytes = 0;  // may be 0
 };
 
+class GpuDigester;
+
+// Digests of ranges that become ready one after the other, while the GPU has other work.
+//
+//   ASSIGN_OR_RETURN(GpuDigestRun run, digester.Begin(most_ranges));
+//   RETURN_IF_ERROR(run.Add(ranges));                               // as often as there are some; waits for nothing
+//   ASSIGN_OR_RETURN(const std::vector<Digest> digests, run.Finish());   // of all, in the order in which they came
+//
+// Not thread-safe. The digester must outlive it. Move-only.
+class GpuDigestRun {
+ public:
+  GpuDigestRun(GpuDigestRun&& other) noexcept;
+  GpuDigestRun& operator=(GpuDigestRun&&) = delete;
+  ~GpuDigestRun();
+
+  // Enqueues the digests of `ranges`, in which everything has landed. All ranges together are at most as many as Begin
+  // was told. What does not start at a multiple of 8, as only a part of a tensor may, is digested on the host, at the
+  // end. CUDA_ERROR.
+  absl::Status Add(std::span<const GpuRange> ranges);
+
+  // Waits for them; nothing is added after it. CUDA_ERROR.
+  absl::StatusOr<std::vector<Digest>> Finish();
+
+ private:
+  friend class GpuDigester;
+  class Workspace;
+  GpuDigestRun(const GpuKernel& kernel, std::unique_ptr<Workspace> workspace);
+
+  const GpuKernel* kernel_;
+  std::unique_ptr<Workspace> workspace_;
+  std::vector<GpuRange> ranges_;  // as they came
+};
+
 class GpuDigester {
  public:
   // GPU_UNAVAILABLE in a build without kernels; DEVICE_UNSUPPORTED if they do not run on this GPU; CUDA_ERROR.
@@ -37,6 +72,9 @@ class GpuDigester {
   // synchronize before. Needs a few bytes of device memory a range. What does not start at a multiple of 8, as only a
   // part of a tensor may, is digested on the host.
   absl::StatusOr<std::vector<Digest>> Compute(std::span<const GpuRange> ranges) const;
+
+  // For `most_ranges` ranges, for which it takes device memory now: 40 bytes each. CUDA_ERROR, MEMORY_EXHAUSTED.
+  absl::StatusOr<GpuDigestRun> Begin(size_t most_ranges) const;
 
  private:
   explicit GpuDigester(GpuKernel kernel) : kernel_(std::move(kernel)) {}

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -17,6 +16,7 @@
 #include "common/device/gpu_run_copier.h"
 #include "common/device/kernels/kernels.h"
 #include "common/device/kernels/scatter_runs.h"
+#include "common/load/landed_digests.h"
 #include "common/load/not_finite.h"
 #include "common/quant/convert.h"
 
@@ -80,7 +80,7 @@ class CudaDestination : public Destination {
  public:
   CudaDestination(const ShardPlan& plan, std::vector<GpuRange> slabs, CudaContext context, GpuDigester digester,
                   GpuKernel scatter, GpuRunCopier run_copier, std::optional<GpuQuantizer> quantizer,
-                  std::function<absl::Status()> before_digests)
+                  std::function<absl::Status()> once_landed)
       : plan_(plan),
         slabs_(std::move(slabs)),
         context_(std::move(context)),
@@ -89,15 +89,13 @@ class CudaDestination : public Destination {
         scatter_(std::move(scatter)),
         run_copier_(std::move(run_copier)),
         quantizer_(std::move(quantizer)),
-        before_digests_(std::move(before_digests)) {}
+        once_landed_(std::move(once_landed)) {}
 
   // Nothing is under way any more unless something has failed; then the driver waits for it.
   ~CudaDestination() override {
     const CudaScope current(context_);
-    for (const auto& [thread, stream] : streams_) {
-      (void)cuda_.StreamSynchronize(stream);
-      (void)cuda_.StreamDestroy(stream);
-    }
+    for (const auto& [thread, stream] : streams_) End(stream);
+    if (kernels_ != nullptr) End(kernels_);
     for (auto& [chunk, flight] : flights_) Recycle(std::move(flight));
     for (CudaEvent const event : events_) (void)cuda_.EventDestroy(event);
     if (cleared_ != nullptr) (void)cuda_.EventDestroy(cleared_);
@@ -110,37 +108,28 @@ class CudaDestination : public Destination {
   absl::Status Prepare() {
     const CudaScope current(context_);
     RETURN_IF_ERROR(current.status());
-    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    RETURN_IF_ERROR(Check(cuda_.StreamCreate(kCudaStreamNonBlocking, &kernels_), "cuStreamCreate"));
+    ASSIGN_OR_RETURN(digests_, LandedDigests::Create(plan_, PlacesOfTensors(), digester_));
     if (quantizer_.has_value()) {
       const size_t size = plan_.tensors.size() * sizeof(uint64_t);
       RETURN_IF_ERROR(Check(cuda_.MemAlloc(size, &not_finite_), "cuMemAlloc"));
-      RETURN_IF_ERROR(Check(cuda_.MemsetD8Async(not_finite_, 0xFF, size, stream), "cuMemsetD8Async"));
+      RETURN_IF_ERROR(Check(cuda_.MemsetD8Async(not_finite_, 0xFF, size, kernels_), "cuMemsetD8Async"));
     }
     for (const GpuRange& slab : slabs_) {
-      RETURN_IF_ERROR(
-          Check(cuda_.MemsetD8Async(slab.address, 0, static_cast<size_t>(slab.size_bytes), stream), "cuMemsetD8Async"));
+      RETURN_IF_ERROR(Check(cuda_.MemsetD8Async(slab.address, 0, static_cast<size_t>(slab.size_bytes), kernels_),
+                            "cuMemsetD8Async"));
     }
     RETURN_IF_ERROR(Check(cuda_.EventCreate(kCudaEventDisableTiming, &cleared_), "cuEventCreate"));
-    return Check(cuda_.EventRecord(cleared_, stream), "cuEventRecord");
+    return Check(cuda_.EventRecord(cleared_, kernels_), "cuEventRecord");
   }
 
   absl::Status Store(std::span<const std::byte> chunk, std::span<const Transfer> transfers) override {
     const CudaScope current(context_);
     RETURN_IF_ERROR(current.status());
-    ASSIGN_OR_RETURN(CudaStream const stream, StreamOfThisThread());
+    ASSIGN_OR_RETURN(CudaStream const copies, StreamOfThisThread());
     Flight flight;
     absl::Status status = TakeEvent(&flight.event);
-    std::vector<CopyRun> short_runs;
-    for (size_t i = 0; status.ok() && i < transfers.size(); ++i) {
-      if (IsShortRun(transfers[i])) {
-        AppendRuns(chunk, transfers[i], &short_runs);
-      } else {
-        status = Send(chunk, transfers[i], stream, &flight);
-      }
-    }
-    if (status.ok()) status = CopyShortRuns(chunk, short_runs, stream, &flight);
-    // Also after an error: what has begun needs the chunk until it ends.
-    if (flight.event != nullptr) status.Update(Check(cuda_.EventRecord(flight.event, stream), "cuEventRecord"));
+    if (status.ok()) status = Launch(chunk, transfers, copies, &flight);
     MutexLock lock(mutex_);
     flights_.emplace(chunk.data(), std::move(flight));
     return status;
@@ -160,6 +149,9 @@ class CudaDestination : public Destination {
     for (Flight& flight : landed) {
       if (flight.event != nullptr) status.Update(Check(cuda_.EventSynchronize(flight.event), "cuEventSynchronize"));
     }
+    for (const Flight& flight : landed) {
+      if (status.ok()) status = digests_->Landed(flight.arrivals);
+    }
     MutexLock lock(mutex_);
     for (Flight& flight : landed) Recycle(std::move(flight));
     return status;
@@ -172,19 +164,8 @@ class CudaDestination : public Destination {
       RETURN_IF_ERROR(Check(cuda_.CtxSynchronize(), "cuCtxSynchronize"));
       RETURN_IF_ERROR(CheckAllWereFinite());
     }
-    RETURN_IF_ERROR(before_digests_());
-    std::vector<GpuRange> ranges;
-    std::map<std::string_view, size_t> by_name;
-    for (const TensorPlacement& tensor : plan_.tensors) {
-      by_name[tensor.name] = ranges.size();
-      ranges.push_back({PlaceOf(tensor), tensor.alias_of.empty() ? tensor.size_bytes : 0});
-    }
-    ASSIGN_OR_RETURN(std::vector<Digest> digests, digester_.Compute(ranges));
-    for (size_t i = 0; i < digests.size(); ++i) {
-      const std::string& target = plan_.tensors[i].alias_of;
-      if (!target.empty()) digests[i] = digests[by_name.at(target)];
-    }
-    return digests;
+    RETURN_IF_ERROR(once_landed_());
+    return digests_->Finish();
   }
 
  private:
@@ -196,6 +177,8 @@ class CudaDestination : public Destination {
     CudaEvent event = nullptr;  // behind all of it
     std::vector<Staging> staging;
     std::vector<Scratch> scratch;
+    std::vector<LandedDigests::Arrival> arrivals;
+    std::vector<std::function<absl::Status()>> behind_copies;  // kernels to launch once all copies are enqueued
   };
 
   absl::Status Check(CudaResult result, const char* call) const {
@@ -213,6 +196,39 @@ class CudaDestination : public Destination {
   CudaDevicePtr PlaceOf(const Transfer& transfer) const {
     const TensorPlacement& tensor = TensorOf(transfer);
     return PlaceOf(tensor) + static_cast<CudaDevicePtr>(transfer.offset * ElementBytes(*tensor.dtype));
+  }
+
+  std::vector<GpuRange> PlacesOfTensors() const {
+    std::vector<GpuRange> places;
+    for (const TensorPlacement& tensor : plan_.tensors) places.push_back({PlaceOf(tensor), tensor.size_bytes});
+    return places;
+  }
+
+  // Copies go on the thread's stream, all kernels on one behind them: a copy never waits for a kernel, nor for what
+  // shares a queue of the hardware with one. Records the flight's event also after an error: what has begun needs the
+  // chunk until it ends.
+  absl::Status Launch(std::span<const std::byte> chunk, std::span<const Transfer> transfers, CudaStream copies,
+                      Flight* flight) {
+    std::vector<CopyRun> short_runs;
+    absl::Status status;
+    for (size_t i = 0; status.ok() && i < transfers.size(); ++i) {
+      const Transfer& transfer = transfers[i];
+      flight->arrivals.push_back({transfer.tensor, transfer.run_count * transfer.run_elements});
+      if (IsShortRun(transfer)) {
+        AppendRuns(chunk, transfer, &short_runs);
+      } else {
+        status = Send(chunk, transfer, copies, flight);
+      }
+    }
+    if (status.ok()) status = CopyShortRuns(chunk, short_runs, copies, flight);
+    status.Update(Check(cuda_.EventRecord(flight->event, copies), "cuEventRecord"));
+    if (!status.ok() || flight->behind_copies.empty()) return status;
+    MutexLock lock(kernels_mutex_);
+    RETURN_IF_ERROR(Check(cuda_.StreamWaitEvent(kernels_, flight->event), "cuStreamWaitEvent"));
+    for (const auto& launch : flight->behind_copies) status.Update(launch());
+    flight->behind_copies.clear();
+    status.Update(Check(cuda_.EventRecord(flight->event, kernels_), "cuEventRecord"));
+    return status;
   }
 
   absl::Status Send(std::span<const std::byte> chunk, const Transfer& transfer, CudaStream stream, Flight* flight) {
@@ -319,18 +335,20 @@ class CudaDestination : public Destination {
                              stream));
     const auto scale_offset = static_cast<CudaDevicePtr>(transfer.scale_offset) * sizeof(float);
     const auto tensor_offset = static_cast<CudaDevicePtr>(transfer.tensor) * sizeof(uint64_t);
-    return quantizer_->Launch(SourceOf(*transfer.source_dtype),
-                              {.from = scratch,
-                               .from_row_bytes = pitch,
-                               .to = PlaceOf(transfer),
-                               .to_row_elements = transfer.stride,
-                               .scales = PlaceOf(scales) + scale_offset,
-                               .scale_row_elements = transfer.scale_stride,
-                               .rows = transfer.run_count,
-                               .columns = transfer.run_elements,
-                               .not_finite = not_finite_ + tensor_offset,
-                               .not_finite_base = transfer.offset},
-                              stream);
+    const Fp8Source source_type = SourceOf(*transfer.source_dtype);
+    const Fp8BlockLaunch rows = {.from = scratch,
+                                 .from_row_bytes = pitch,
+                                 .to = PlaceOf(transfer),
+                                 .to_row_elements = transfer.stride,
+                                 .scales = PlaceOf(scales) + scale_offset,
+                                 .scale_row_elements = transfer.scale_stride,
+                                 .rows = transfer.run_count,
+                                 .columns = transfer.run_elements,
+                                 .not_finite = not_finite_ + tensor_offset,
+                                 .not_finite_base = transfer.offset};
+    flight->behind_copies.push_back(
+        [this, source_type, rows] { return quantizer_->Launch(source_type, rows, kernels_); });
+    return absl::OkStatus();
   }
 
   // Once everything has landed. WEIGHT_NOT_FINITE.
@@ -379,8 +397,11 @@ class CudaDestination : public Destination {
                         .element_bytes = element};
     const int64_t elements = transfer.run_count * transfer.run_elements;
     ASSIGN_OR_RETURN(const unsigned blocks, scatter_.ChooseBlocks((elements + kScatterThreads - 1) / kScatterThreads));
-    void* parameters[] = {&runs};
-    return scatter_.Launch({.grid_blocks = blocks, .block_threads = kScatterThreads}, stream, parameters);
+    flight->behind_copies.push_back([this, runs, blocks]() mutable {
+      void* parameters[] = {&runs};
+      return scatter_.Launch({.grid_blocks = blocks, .block_threads = kScatterThreads}, kernels_, parameters);
+    });
+    return absl::OkStatus();
   }
 
   // Pinned memory until the flight has landed.
@@ -425,6 +446,11 @@ class CudaDestination : public Destination {
     return piece;
   }
 
+  void End(CudaStream stream) {
+    (void)cuda_.StreamSynchronize(stream);
+    (void)cuda_.StreamDestroy(stream);
+  }
+
   static int64_t RoundUp(int64_t size_bytes) { return RoundUpTo(size_bytes, kStagingGranularityBytes); }
 
   absl::StatusOr<CudaStream> StreamOfThisThread() {
@@ -466,11 +492,14 @@ class CudaDestination : public Destination {
   const GpuKernel scatter_;
   const GpuRunCopier run_copier_;
   const std::optional<GpuQuantizer> quantizer_;  // if the plan has anything to quantize
-  const std::function<absl::Status()> before_digests_;
+  const std::function<absl::Status()> once_landed_;
 
+  Mutex kernels_mutex_;  // so that the kernels of a chunk follow its event, and no other's
   Mutex mutex_;
-  CudaEvent cleared_ = nullptr;   // constant once prepared: behind the clearing of slabs and not_finite_
-  CudaDevicePtr not_finite_ = 0;  // likewise: of each tensor, the first element that is not finite, or ~0
+  CudaStream kernels_ = nullptr;            // constant once prepared
+  std::unique_ptr<LandedDigests> digests_;  // likewise
+  CudaEvent cleared_ = nullptr;             // constant once prepared: behind the clearing of slabs and not_finite_
+  CudaDevicePtr not_finite_ = 0;            // likewise: of each tensor, the first element that is not finite, or ~0
   std::map<std::thread::id, CudaStream> streams_ ABSL_GUARDED_BY(mutex_);
   std::multimap<const std::byte*, Flight> flights_ ABSL_GUARDED_BY(mutex_);  // by the start of their chunk
   std::vector<CudaEvent> events_ ABSL_GUARDED_BY(mutex_);                    // that nobody uses
@@ -482,17 +511,19 @@ class CudaDestination : public Destination {
 
 }  // namespace
 
-LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers) {
+LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers, size_t gpus) {
   options.buffers = &buffers;
   if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
-  if (options.reader_threads == 0) options.reader_threads = kCudaReaderThreads;
+  if (options.reader_threads == 0) {
+    options.reader_threads = gpus > 1 ? kCudaReaderThreadsForSeveral : kCudaReaderThreads;
+  }
   if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
   return options;
 }
 
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan& plan, std::vector<GpuRange> slabs,
                                                                  const CudaContext& context,
-                                                                 std::function<absl::Status()> before_digests) {
+                                                                 std::function<absl::Status()> once_landed) {
   ASSIGN_OR_RETURN(GpuDigester digester, GpuDigester::Create(context));
   ASSIGN_OR_RETURN(GpuKernel scatter, GpuKernel::Load(context, ScatterKernelImage(), kScatterKernelName));
   ASSIGN_OR_RETURN(GpuRunCopier run_copier, GpuRunCopier::Create(context));
@@ -502,7 +533,7 @@ absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan
   }
   auto destination =
       std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
-                                        std::move(run_copier), std::move(quantizer), std::move(before_digests));
+                                        std::move(run_copier), std::move(quantizer), std::move(once_landed));
   RETURN_IF_ERROR(destination->Prepare());
   return destination;
 }

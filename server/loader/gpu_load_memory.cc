@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,7 +27,11 @@ class GpuLoadMemory : public LoadMemory {
   // Copies end before the memory goes.
   ~GpuLoadMemory() override { destinations_.clear(); }
 
-  LoadOptions Tune(LoadOptions options) override { return TuneForCuda(options, *buffers_); }
+  LoadOptions Tune(LoadOptions options) override {
+    std::set<std::string> gpus;
+    for (const internal::v1::RankPlacement& rank : request_.ranks()) gpus.insert(rank.device());
+    return TuneForCuda(options, *buffers_, gpus.size());
+  }
 
   int64_t pinned_bytes() const override { return buffers_ != nullptr ? buffers_->pinned_bytes() : 0; }
   int64_t unpinned_bytes() const override { return buffers_ != nullptr ? buffers_->unpinned_bytes() : 0; }

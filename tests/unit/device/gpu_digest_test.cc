@@ -78,6 +78,43 @@ TEST_F(GpuDigestTest, OfNothingIsNothing) {
   EXPECT_TRUE(digester->Compute({})->empty());
 }
 
+TEST_F(GpuDigestTest, ARunHasTheDigestsOfAllThatWasAddedInThatOrder) {
+  std::vector<std::vector<std::byte>> contents;
+  std::vector<GpuRange> ranges;
+  for (const int64_t size : {5000, 0, 3 * (1 << 20), 17, 64}) {
+    contents.push_back(RandomBytes(size + 16, static_cast<uint32_t>(size)));
+    const uint64_t at = (reinterpret_cast<uint64_t>(contents.back().data()) + 7) / 8 * 8;
+    ranges.push_back({at + (size == 17 ? 3 : 0), size});  // one that the host must digest
+  }
+  const auto digester = GpuDigester::Create(Context());
+  auto run = digester->Begin(ranges.size());
+  ASSERT_THAT(run, IsOk());
+  const std::span<const GpuRange> all(ranges);
+  for (const auto part : {all.subspan(3, 2), all.subspan(0, 0), all.subspan(0, 3)}) {
+    EXPECT_THAT(run->Add(part), IsOk());
+  }
+  EXPECT_THAT(run->Add(all.first(1)).message(), HasSubstr("more ranges"));
+  const auto digests = run->Finish();
+  ASSERT_THAT(digests, IsOk());
+  ASSERT_EQ(digests->size(), ranges.size());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const GpuRange& range = ranges[(i + 3) % ranges.size()];
+    const auto* const data = reinterpret_cast<const std::byte*>(range.address);
+    EXPECT_EQ(DigestHex((*digests)[i]), DigestHex(ComputeDigest({data, static_cast<size_t>(range.size_bytes)})));
+  }
+}
+
+TEST_F(GpuDigestTest, ARunThatIsGivenUpWaitsForWhatIsUnderWay) {
+  const auto digester = GpuDigester::Create(Context());
+  const std::vector<std::byte> bytes(64);
+  {
+    auto run = digester->Begin(1);
+    ASSERT_THAT(run, IsOk());
+    EXPECT_THAT(run->Add(std::vector<GpuRange>{{reinterpret_cast<uint64_t>(bytes.data()), 64}}), IsOk());
+  }
+  EXPECT_GE(cuda_.CallCount("cuStreamSynchronize"), 1);
+}
+
 TEST_F(GpuDigestTest, AnErrorOfTheGpuIsReportedAndNothingIsLeft) {
   const auto digester = GpuDigester::Create(Context());
   const std::vector<std::byte> bytes(64);
