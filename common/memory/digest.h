@@ -56,6 +56,9 @@ inline void CopyAndDigest(int64_t offset_bytes, std::span<const std::byte> sourc
   accumulator.AddCopy(offset_bytes, source, destination);
 }
 
+// For tests of each way to compute it: this process uses no vectors wider than `bits`, 512, 256 or 0, from now on.
+void LimitDigestVectors(int bits);
+
 // 32 lower-case hexadecimal digits.
 std::string DigestHex(const Digest& digest);
 

@@ -59,14 +59,28 @@ Digest DigestByTheBook(const Bytes& bytes) {
   return digest;
 }
 
-TEST(Digest, IsWhatTheFormatPageDefinesForEveryLength) {
-  for (size_t size = 0; size < 300; ++size) {
+// With vectors of at most so many bits.
+class DigestVectorsTest : public ::testing::TestWithParam<int> {
+ protected:
+  DigestVectorsTest() { LimitDigestVectors(GetParam()); }
+  ~DigestVectorsTest() override { LimitDigestVectors(512); }
+};
+
+TEST_P(DigestVectorsTest, IsWhatTheFormatPageDefinesForEveryLength) {
+  for (size_t size = 0; size < 600; ++size) {
     const Bytes bytes = RandomBytes(size, size);
+    Bytes copy(size);
+    DigestAccumulator copied;
+    CopyAndDigest(0, bytes, copy.data(), copied);
     ASSERT_EQ(DigestHex(ComputeDigest(bytes)), DigestHex(DigestByTheBook(bytes))) << size << " bytes";
+    ASSERT_EQ(copied.Finish(static_cast<int64_t>(size)), DigestByTheBook(bytes)) << size << " bytes";
+    ASSERT_EQ(copy, bytes);
   }
   const Bytes large = RandomBytes(1'000'003, 1);
   EXPECT_EQ(DigestHex(ComputeDigest(large)), DigestHex(DigestByTheBook(large)));
 }
+
+INSTANTIATE_TEST_SUITE_P(OfBits, DigestVectorsTest, ::testing::Values(0, 256, 512));
 
 TEST(Digest, HasTheValuesThatTheFormatPageGivesAsExamples) {
   Bytes counting(1000);
