@@ -140,12 +140,17 @@ std::string ChosenWord(const std::string& line) {
   return open == std::string::npos || close == std::string::npos ? "" : line.substr(open + 1, close - open - 1);
 }
 
-bool AllowsTransparentHugePages(const std::string& root) {
+// What the system says of transparent huge pages in shared memory.
+std::string HugePagePolicy(const std::string& root) {
   const std::string folder = root + "/sys/kernel/mm/transparent_hugepage/";
   // Kernels from 6.11 on have a setting for each size, which may say "inherit".
   std::string word = ChosenWord(FirstLine(folder + "hugepages-2048kB/shmem_enabled"));
   if (word.empty() || word == "inherit") word = ChosenWord(FirstLine(folder + "shmem_enabled"));
-  return word == "always" || word == "within_size" || word == "advise" || word == "force";
+  return word;
+}
+
+bool AllowsTransparentHugePages(const std::string& root) {
+  return HugePagePolicy(root) == "advise" || WritesTakeHugePages(root);
 }
 
 int64_t FreeHugePageBytes(const std::string& root) {
@@ -181,6 +186,11 @@ int64_t ReadHostMemoryTotal(const std::string& root) {
     if (controller.has_value()) total_bytes = std::min(total_bytes, LeastOf(LimitOf, root, *controller));
   }
   return total_bytes;
+}
+
+bool WritesTakeHugePages(const std::string& root) {
+  const std::string policy = HugePagePolicy(root);
+  return policy == "always" || policy == "within_size" || policy == "force";
 }
 
 v1::PageKind ProbeHostPageKind(int64_t size_bytes, const std::string& root) {

@@ -35,4 +35,8 @@ int64_t ReadHostMemoryTotal(const std::string& root = "");
 // where the system allows them for shared memory, else base pages. Less than one huge page gets base pages.
 v1::PageKind ProbeHostPageKind(int64_t size_bytes, const std::string& root = "");
 
+// Whether write() to shared memory takes transparent huge pages, too, which are then not cleared first where all of
+// them is written (Linux 6.18). Where only an advised mapping gets them, it does not.
+bool WritesTakeHugePages(const std::string& root = "");
+
 }  // namespace weightbroker

@@ -85,6 +85,16 @@ absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size_bytes) {
   return static_cast<std::byte*>(data);
 }
 
+// Maps the huge pages that were written to the file; where nothing was, reading would make one.
+void MapWhatWasWritten(std::byte* data, int64_t size_bytes) {
+  for (int64_t at = 0; at < size_bytes; at += kHugePageBytes) {
+    unsigned char is_there = 0;
+    if (mincore(data + at, 1, &is_there) == 0 && (is_there & 1) != 0) {
+      (void)*static_cast<const volatile std::byte*>(data + at);
+    }
+  }
+}
+
 // How many bytes of the mapping that starts at `data` are in transparent huge pages, by /proc/self/smaps.
 int64_t HugeMappedBytes(const std::byte* data, int64_t size_bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
@@ -120,6 +130,8 @@ absl::StatusOr<HostSlab> HostSlab::CreateWith(v1::PageKind page_kind, int64_t si
   const bool is_hugetlb = page_kind == v1::PAGE_KIND_HUGETLB;
   HostSlab slab;
   slab.page_kind_ = page_kind;
+  slab.prefers_write_ =
+      page_kind == v1::PAGE_KIND_BASE || (page_kind == v1::PAGE_KIND_TRANSPARENT_HUGE && WritesTakeHugePages());
   slab.size_bytes_ = RoundUp(size_bytes, is_hugetlb ? kHugePageBytes : sysconf(_SC_PAGESIZE));
   // Reserved huge pages were set apart already; the mapping below fails if there are not enough.
   if (!is_hugetlb) RETURN_IF_ERROR(CheckMemory(slab.size_bytes_));
@@ -151,7 +163,8 @@ HostSlab::HostSlab(HostSlab&& other) noexcept
       fd_(std::move(other.fd_)),
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
-      page_kind_(other.page_kind_) {}
+      page_kind_(other.page_kind_),
+      prefers_write_(other.prefers_write_) {}
 
 HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
   if (this != &other) {
@@ -161,6 +174,7 @@ HostSlab& HostSlab::operator=(HostSlab&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
     page_kind_ = other.page_kind_;
+    prefers_write_ = other.prefers_write_;
   }
   return *this;
 }
@@ -232,6 +246,7 @@ absl::StatusOr<SealedSlab> HostSlab::Seal() && {
   SealedSlab sealed;
   sealed.size_bytes = size_bytes_;
   sealed.page_kind = page_kind_;
+  if (page_kind_ == v1::PAGE_KIND_TRANSPARENT_HUGE && prefers_write_) MapWhatWasWritten(data_, size_bytes_);
   if (page_kind_ == v1::PAGE_KIND_TRANSPARENT_HUGE && HugeMappedBytes(data_, size_bytes_) < size_bytes_ / 2) {
     sealed.page_kind = v1::PAGE_KIND_BASE;
   }

@@ -46,12 +46,12 @@ class HostSlab {
   absl::Status Populate(int64_t offset_bytes, int64_t size_bytes);
 
   // Copies `parts`, one after the other, to `offset_bytes` and what follows. Thread-safe for different bytes. It
-  // allocates pages as it goes, in the way that is cheapest for them: base pages by writing to the memfd, which does
-  // not clear and map each of them first. MEMORY_EXHAUSTED as Populate.
+  // allocates pages as it goes, in the way that is cheapest for them: wherever it can by writing to the memfd, which
+  // does not clear and map each of them first. MEMORY_EXHAUSTED as Populate.
   absl::Status Write(int64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
 
   // Whether Write is faster than Populate followed by a copy into writable_bytes().
-  bool PrefersWrite() const { return page_kind_ == v1::PAGE_KIND_BASE; }
+  bool PrefersWrite() const { return prefers_write_; }
 
   std::span<std::byte> writable_bytes() const { return {data_, static_cast<size_t>(size_bytes_)}; }
   int64_t size_bytes() const { return size_bytes_; }
@@ -74,6 +74,7 @@ class HostSlab {
   std::byte* data_ = nullptr;  // mapped if not null; aligned to huge pages where they are wanted
   int64_t size_bytes_ = 0;
   v1::PageKind page_kind_ = v1::PAGE_KIND_BASE;
+  bool prefers_write_ = true;
 };
 
 // INVALID_ARGUMENT unless `size_bytes` is positive, MEMORY_EXHAUSTED if there is not that much host memory. Reserved

@@ -120,7 +120,7 @@ struct PlanRequest {
   int max_slabs = 1;  // of a shard
 };
 
-// Of a shard in host memory: the kernel lets one thread at a time fill a memfd of base pages. Two threads filled one
+// Of a shard in host memory: the kernel lets one thread at a time write to a memfd. Two threads filled one
 // with 2.8 GB/s, and two with 5.0.
 inline constexpr int kMaxHostSlabs = 8;
 

@@ -140,6 +140,14 @@ TEST(HostPageKind, IsTransparentHugePagesWhereverTheSystemAllowsThemForSharedMem
   }
 }
 
+TEST(HostPageKind, WritesTakeHugePagesWhereNoMappingMustAskForThem) {
+  const auto writes_take = [](const std::string& word) {
+    return WritesTakeHugePages(FakeSystem(HugePageFiles("0", "0", "x [" + word + "] y")).root());
+  };
+  for (const char* word : {"always", "within_size", "force"}) EXPECT_TRUE(writes_take(word)) << word;
+  for (const char* word : {"advise", "never", "deny"}) EXPECT_FALSE(writes_take(word)) << word;
+}
+
 TEST(HostPageKind, HeedsTheSettingForTwoMebibytesBeforeTheGeneralOne) {
   auto files = HugePageFiles("0", "0", "always within_size [advise] never deny force");
   files["/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled"] =

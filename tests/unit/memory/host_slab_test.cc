@@ -223,6 +223,26 @@ TEST(HostSlab, SaysWhatPagesItGot) {
               (probed == v1::PAGE_KIND_TRANSPARENT_HUGE && sealed.page_kind == v1::PAGE_KIND_BASE));
 }
 
+TEST(HostSlab, SaysWhatPagesItGotWhenItWasWritten) {
+  constexpr int64_t kLarge = 32 << 20;
+  const v1::PageKind populated = MakeSealedSlab(kLarge, std::byte{3}).page_kind;
+  auto slab = HostSlab::Create(kLarge);
+  ASSERT_THAT(slab, IsOk());
+  const std::vector<std::byte> bytes(kLarge, std::byte{3});
+  const std::span<const std::byte> parts[] = {bytes};
+  ASSERT_THAT(slab->Write(0, parts), IsOk());
+  const auto sealed = std::move(*slab).Seal();
+  ASSERT_THAT(sealed, IsOk());
+  EXPECT_EQ(sealed->page_kind, populated);
+}
+
+TEST(HostSlab, PrefersWriteWhereItNeedNotClearPages) {
+  const auto slab = HostSlab::Create(32 << 20);
+  ASSERT_THAT(slab, IsOk());
+  const bool huge = slab->page_kind() == v1::PAGE_KIND_TRANSPARENT_HUGE && WritesTakeHugePages();
+  EXPECT_EQ(slab->PrefersWrite(), huge || slab->page_kind() == v1::PAGE_KIND_BASE);
+}
+
 TEST(HostSlab, ReportsBasePagesWhereNothingWasPopulatedInHugeOnes) {
   auto slab = HostSlab::Create(32 << 20);
   ASSERT_THAT(slab, IsOk());
