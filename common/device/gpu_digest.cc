@@ -156,7 +156,7 @@ absl::StatusOr<GpuDigestRun> GpuDigester::Begin(size_t most_ranges) const {
   const CudaScope current(kernel_.context());
   RETURN_IF_ERROR(current.status());
   auto workspace = std::make_unique<GpuDigestRun::Workspace>(kernel_.context(), most_ranges);
-  RETURN_IF_ERROR(workspace->Prepare());
+  if (most_ranges > 0) RETURN_IF_ERROR(workspace->Prepare());
   return GpuDigestRun(kernel_, std::move(workspace));
 }
 

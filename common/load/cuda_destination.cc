@@ -105,11 +105,11 @@ class CudaDestination : public Destination {
   }
 
   // Before the first Store. Clearing 32 GiB takes 8 ms, for which only copies wait.
-  absl::Status Prepare() {
+  absl::Status Prepare(int64_t digest_batch_bytes) {
     const CudaScope current(context_);
     RETURN_IF_ERROR(current.status());
     RETURN_IF_ERROR(Check(cuda_.StreamCreate(kCudaStreamNonBlocking, &kernels_), "cuStreamCreate"));
-    ASSIGN_OR_RETURN(digests_, LandedDigests::Create(plan_, PlacesOfTensors(), digester_));
+    ASSIGN_OR_RETURN(digests_, LandedDigests::Create(plan_, PlacesOfTensors(), digester_, digest_batch_bytes));
     if (quantizer_.has_value()) {
       const size_t size = plan_.tensors.size() * sizeof(uint64_t);
       RETURN_IF_ERROR(Check(cuda_.MemAlloc(size, &not_finite_), "cuMemAlloc"));
@@ -204,9 +204,9 @@ class CudaDestination : public Destination {
     return places;
   }
 
-  // Copies go on the thread's stream, all kernels on one behind them: a copy never waits for a kernel, nor for what
-  // shares a queue of the hardware with one. Records the flight's event also after an error: what has begun needs the
-  // chunk until it ends.
+  // Copies go on the thread's stream, and all kernels that transform on one behind them: no copy waits for such a
+  // kernel, nor for what shares a queue of the hardware with one. Records the flight's event also after an error: what
+  // has begun needs the chunk until it ends.
   absl::Status Launch(std::span<const std::byte> chunk, std::span<const Transfer> transfers, CudaStream copies,
                       Flight* flight) {
     std::vector<CopyRun> short_runs;
@@ -221,11 +221,13 @@ class CudaDestination : public Destination {
       }
     }
     if (status.ok()) status = CopyShortRuns(chunk, short_runs, copies, flight);
+    if (!status.ok()) flight->arrivals.clear();  // some have not been sent
     status.Update(Check(cuda_.EventRecord(flight->event, copies), "cuEventRecord"));
     if (!status.ok() || flight->behind_copies.empty()) return status;
     MutexLock lock(kernels_mutex_);
     RETURN_IF_ERROR(Check(cuda_.StreamWaitEvent(kernels_, flight->event), "cuStreamWaitEvent"));
     for (const auto& launch : flight->behind_copies) status.Update(launch());
+    if (!status.ok()) flight->arrivals.clear();
     flight->behind_copies.clear();
     status.Update(Check(cuda_.EventRecord(flight->event, kernels_), "cuEventRecord"));
     return status;
@@ -462,7 +464,7 @@ class CudaDestination : public Destination {
       streams_.erase(std::this_thread::get_id());
       return Check(result, "cuStreamCreate");
     }
-    if (cleared_ != nullptr) RETURN_IF_ERROR(Check(cuda_.StreamWaitEvent(stream, cleared_), "cuStreamWaitEvent"));
+    RETURN_IF_ERROR(Check(cuda_.StreamWaitEvent(stream, cleared_), "cuStreamWaitEvent"));
     return stream;
   }
 
@@ -523,7 +525,8 @@ LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers, size_t gpus) 
 
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan& plan, std::vector<GpuRange> slabs,
                                                                  const CudaContext& context,
-                                                                 std::function<absl::Status()> once_landed) {
+                                                                 std::function<absl::Status()> once_landed,
+                                                                 int64_t digest_batch_bytes) {
   ASSIGN_OR_RETURN(GpuDigester digester, GpuDigester::Create(context));
   ASSIGN_OR_RETURN(GpuKernel scatter, GpuKernel::Load(context, ScatterKernelImage(), kScatterKernelName));
   ASSIGN_OR_RETURN(GpuRunCopier run_copier, GpuRunCopier::Create(context));
@@ -534,7 +537,7 @@ absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(const ShardPlan
   auto destination =
       std::make_unique<CudaDestination>(plan, std::move(slabs), context, std::move(digester), std::move(scatter),
                                         std::move(run_copier), std::move(quantizer), std::move(once_landed));
-  RETURN_IF_ERROR(destination->Prepare());
+  RETURN_IF_ERROR(destination->Prepare(digest_batch_bytes));
   return destination;
 }
 

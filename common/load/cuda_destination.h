@@ -1,7 +1,7 @@
 // A rank's shard in GPU memory, as a load fills it: copies from pinned chunks on a stream of each reader thread, and
 // digests taken on the GPU from what has landed.
 //
-//   CudaBuffers buffers(context);                                   // LoadOptions::buffers
+//   CudaBuffers buffers;                                            // for TuneForCuda
 //   auto destination = MakeCudaDestination(plan.shards[0], slabs, context);
 //   if (!destination.ok()) return destination.status();             // the kernels do not run on this GPU
 //
@@ -20,13 +20,14 @@
 #include "common/device/gpu_digest.h"
 #include "common/load/cuda_buffers.h"
 #include "common/load/destination.h"
+#include "common/load/landed_digests.h"
 #include "common/load/load_engine.h"
 
 namespace weightbroker {
 
 // Reader threads and chunks with which 30 GiB came from tmpfs to an H200 fastest: 50.6 GB/s with 12 threads, 49.7 with
-// 14 and 49.6 with 16, whose buffers leave less of the caches; with 8, 46. Chunks of 1, 2 and 8 MiB were slower than
-// those of 4 MiB. Two GPUs take more than 12 threads read.
+// 14 and 49.6 with 16, whose buffers leave less of the caches; 10 were as fast as 12. Chunks of 3 MiB were as fast as
+// those of 4, and 1, 2 and 8 slower. For two GPUs only 16 have been measured.
 inline constexpr int kCudaReaderThreads = 12;
 inline constexpr int kCudaReaderThreadsForSeveral = 16;
 inline constexpr int kCudaReadsPerThread = 1;  // with 2, and so a third chunk, a load of 30 GiB took 0.82 s, not 0.71
@@ -37,9 +38,11 @@ LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers, size_t gpus);
 
 // `slabs` are where the plan's slabs can be written, in the context, and as long as they were allocated: they are
 // filled with zeros first, behind which everything else waits on the GPU, and nobody on the host. `once_landed` is
-// called once everything has landed and the device is synchronized: the place to take away the right to write.
+// called once everything has landed and the device is synchronized: the place to take away the right to write. Tensors
+// that have landed whole are digested as soon as they come to `digest_batch_bytes`.
 absl::StatusOr<std::unique_ptr<Destination>> MakeCudaDestination(
     const ShardPlan& plan, std::vector<GpuRange> slabs, const CudaContext& context,
-    std::function<absl::Status()> once_landed = [] { return absl::OkStatus(); });
+    std::function<absl::Status()> once_landed = [] { return absl::OkStatus(); },
+    int64_t digest_batch_bytes = LandedDigests::kBatchBytes);
 
 }  // namespace weightbroker

@@ -2,35 +2,43 @@
 
 #include <utility>
 
+#include "common/base/status_macros.h"
+
 namespace weightbroker {
 
 ItemReader::~ItemReader() {
   queue_.reset();  // waits for what is under way
-  for (Pending& pending : pending_) GiveUpTurn(pending, 0);
-}
-
-void ItemReader::Start(const ReadItem& item, std::span<std::byte> buffer) {
-  Pending& pending = pending_.emplace_back(Pending{.item = &item, .buffer = buffer, .tag = next_tag_++});
-  pending.way = FileOf(pending).WayTo(item.begin_bytes, item.end_bytes);
-  if (pending.way == ShardFile::Way::kDirect) pending.turn = Turn::kToCome;
-  StartThoseThatMay();
-}
-
-// In their order: whoever waits at the gate then has no turn that it could be waiting for itself.
-void ItemReader::StartThoseThatMay() {
   for (Pending& pending : pending_) {
-    if (pending.turn != Turn::kToCome) continue;
-    if (!gate_.TryEnter()) return;
-    Begin(pending);
+    GiveUpTurn(pending, 0);
+    if (!pending.buffer.empty()) buffers_.Unused(pending.buffer);
   }
 }
 
+absl::Status ItemReader::Start(const ReadItem& item) {
+  Pending& pending = pending_.emplace_back(Pending{.item = &item, .tag = next_tag_++});
+  pending.way = FileOf(pending).WayTo(item.begin_bytes, item.end_bytes);
+  if (pending.way == ShardFile::Way::kDirect) pending.turn = Turn::kToCome;
+  return StartThoseThatMay();
+}
+
+// In their order: whoever waits at the gate then has no turn that it could be waiting for itself.
+absl::Status ItemReader::StartThoseThatMay() {
+  for (Pending& pending : pending_) {
+    if (pending.turn != Turn::kToCome) continue;
+    if (!gate_.TryEnter()) break;
+    RETURN_IF_ERROR(Begin(pending));
+  }
+  return absl::OkStatus();
+}
+
 // At its turn.
-void ItemReader::Begin(Pending& pending) {
+absl::Status ItemReader::Begin(Pending& pending) {
   const ReadItem& item = *pending.item;
   pending.turn = Turn::kNow;
+  ASSIGN_OR_RETURN(pending.buffer, buffers_.Take());
   pending.is_queued = queue_ != nullptr &&
                       FileOf(pending).Start(*queue_, item.begin_bytes, item.end_bytes, pending.buffer, pending.tag);
+  return absl::OkStatus();
 }
 
 void ItemReader::GiveUpTurn(Pending& pending, int64_t bytes) {
@@ -41,17 +49,20 @@ absl::StatusOr<ItemReader::Result> ItemReader::Finish() {
   Pending& first = pending_.front();
   if (first.turn == Turn::kToCome) {
     gate_.Enter();
-    Begin(first);
+    RETURN_IF_ERROR(Begin(first));
   }
   if (first.is_queued) WaitFor(first);
-  Result result{.item = first.item, .bytes = {}};
-  auto bytes = Read(first);
-  GiveUpTurn(first, bytes.ok() ? static_cast<int64_t>(bytes->size()) : 0);
+  if (first.buffer.empty()) {
+    ASSIGN_OR_RETURN(first.buffer, buffers_.Take());  // it needs no turn
+  }
+  ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, Read(first));
+  GiveUpTurn(first, static_cast<int64_t>(bytes.size()));
+  const Result result = {first.item, bytes, first.buffer, first.way == ShardFile::Way::kDirect};
   pending_.pop_front();
-  StartThoseThatMay();
-  if (!bytes.ok()) return bytes.status();
-  result.bytes = *bytes;
-  return result;
+  const absl::Status started = StartThoseThatMay();
+  if (started.ok()) return result;
+  buffers_.Unused(result.buffer);
+  return started;
 }
 
 absl::StatusOr<std::span<const std::byte>> ItemReader::Read(Pending& pending) {

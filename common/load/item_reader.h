@@ -1,11 +1,12 @@
 // Reads the items of a read plan for one thread: several under way at once where the system has io_uring, and one after
 // the other where it has not, or where the page cache has what is wanted.
 //
-//   ItemReader reader(files, gate, std::move(queue));              // null: without io_uring
-//   reader.Start(item, buffer);                                    // as many as the queue is deep
+//   ItemReader reader(files, gate, buffers, std::move(queue));     // null: without io_uring
+//   RETURN_IF_ERROR(reader.Start(item));                           // as many as the queue is deep
 //   ASSIGN_OR_RETURN(const ItemReader::Result read, reader.Finish());   // of the item that was started first
 //
-// What goes past the page cache waits for its turn at the gate, which all threads share. Not thread-safe.
+// What goes past the page cache waits for its turn at the gate, which all threads share, and takes a buffer only then.
+// Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,10 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/read_queue.h"
+#include "common/load/read_buffers.h"
 #include "common/load/read_gate.h"
 #include "common/load/read_plan.h"
 #include "common/load/shard_file.h"
@@ -29,20 +32,24 @@ class ItemReader {
   struct Result {
     const ReadItem* item = nullptr;
     std::span<const std::byte> bytes;  // in the buffer
+    std::span<std::byte> buffer;       // the caller's now, to be Stored or Unused
+    bool is_direct = false;            // it went past the page cache
   };
 
-  // `files` and `gate` outlive the reader.
-  ItemReader(const std::vector<std::unique_ptr<ShardFile>>& files, ReadGate& gate, std::unique_ptr<ReadQueue> queue)
-      : files_(files), gate_(gate), queue_(std::move(queue)) {}
+  // `files`, `gate` and `buffers` outlive the reader.
+  ItemReader(const std::vector<std::unique_ptr<ShardFile>>& files, ReadGate& gate, ReadBuffers& buffers,
+             std::unique_ptr<ReadQueue> queue)
+      : files_(files), gate_(gate), buffers_(buffers), queue_(std::move(queue)) {}
   ~ItemReader();
   ItemReader(const ItemReader&) = delete;
   ItemReader& operator=(const ItemReader&) = delete;
 
-  // Begins to read the item, as soon as it may. It and the buffer, which must do for ShardFile::Read, stay until it has
-  // been finished, or the reader has gone.
-  void Start(const ReadItem& item, std::span<std::byte> buffer);
+  // Begins to read the item, as soon as it may. It stays until it has been finished, or the reader has gone. Fails as
+  // ReadBuffers::Take does.
+  absl::Status Start(const ReadItem& item);
 
-  // Ends the item that was started first; there is one. Fails as ShardFile::Read does.
+  // Ends the item that was started first; there is one. Fails as ShardFile::Read and ReadBuffers::Take do; after an
+  // error, also of Start, the reader can only go, and gives back all buffers that it has.
   absl::StatusOr<Result> Finish();
 
   size_t under_way() const { return pending_.size(); }
@@ -53,7 +60,7 @@ class ItemReader {
 
   struct Pending {
     const ReadItem* item = nullptr;
-    std::span<std::byte> buffer;
+    std::span<std::byte> buffer = {};  // none until it begins
     uint64_t tag = 0;
     ShardFile::Way way = ShardFile::Way::kBuffered;
     Turn turn = Turn::kNone;
@@ -62,14 +69,15 @@ class ItemReader {
   };
 
   ShardFile& FileOf(const Pending& pending) const { return *files_[static_cast<size_t>(pending.item->file_index)]; }
-  void StartThoseThatMay();
-  void Begin(Pending& pending);
+  absl::Status StartThoseThatMay();
+  absl::Status Begin(Pending& pending);
   void GiveUpTurn(Pending& pending, int64_t bytes);
   absl::StatusOr<std::span<const std::byte>> Read(Pending& pending);
   void WaitFor(const Pending& wanted);
 
   const std::vector<std::unique_ptr<ShardFile>>& files_;
   ReadGate& gate_;
+  ReadBuffers& buffers_;
   std::deque<Pending> pending_;  // in the order of their start
   uint64_t next_tag_ = 0;
   std::unique_ptr<ReadQueue> queue_;  // goes first: it waits for what is under way

@@ -9,8 +9,8 @@
 namespace weightbroker {
 namespace {
 
-// Of an alias, which has no bytes of its own, of scales, which come with what they scale, and of a tensor in which
-// nothing lands: they are taken at the end.
+// Of scales, which come with what they scale, and of a tensor in which nothing lands: they are taken at the end. Nor of
+// an alias, which has no bytes of its own.
 constexpr int64_t kNotCounted = -1;
 
 std::vector<int64_t> CountElements(const ShardPlan& plan) {
@@ -69,6 +69,7 @@ absl::StatusOr<std::vector<Digest>> LandedDigests::Finish() {
   }
   RETURN_IF_ERROR(Start());
   ASSIGN_OR_RETURN(const std::vector<Digest> in_order, run_.Finish());
+  if (in_order.size() != whole_.size()) return absl::InternalError("digests that could not be started are missing");
   std::vector<Digest> digests(plan_.tensors.size());
   for (size_t i = 0; i < whole_.size(); ++i) digests[whole_[i]] = in_order[i];
   for (size_t i = 0; i < digests.size(); ++i) {

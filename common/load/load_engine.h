@@ -49,7 +49,7 @@ struct LoadReport {
   int reader_threads = 0;
   int reads_per_thread = 0;                 // under way at once
   int64_t buffer_bytes = 0;                 // of one
-  int64_t buffers_bytes = 0;                // of all
+  int64_t buffers_bytes = 0;                // of all that there may be
   int64_t direct_bytes = 0;                 // what was read past the page cache, of whole blocks
   int storage_reads = 0;                    // that went there at once, in the end: see read_depth.h
   std::chrono::nanoseconds read_time{0};    // until everything had been read and stored

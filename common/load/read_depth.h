@@ -21,6 +21,7 @@ class ReadDepth {
 
   int limit() const { return limit_; }      // for now
   int settled() const { return settled_; }  // the best so far
+  int most() const { return most_; }
 
   // `now_ns` never goes back.
   void Completed(int64_t bytes, int64_t now_ns);

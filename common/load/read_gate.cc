@@ -29,6 +29,11 @@ void ReadGate::Leave(int64_t bytes) {
   }
 }
 
+bool ReadGate::is_narrow() const {
+  MutexLock lock(mutex_);
+  return depth_.limit() < depth_.most();
+}
+
 int ReadGate::settled() const {
   MutexLock lock(mutex_);
   return depth_.settled();

@@ -24,6 +24,9 @@ class ReadGate {
   bool TryEnter();
   void Leave(int64_t bytes);
 
+  // Whether fewer reads are let in than there may be.
+  bool is_narrow() const;
+
   // How many reads at once were best so far.
   int settled() const;
 

@@ -47,9 +47,12 @@ class CudaDestinationTest : public ::testing::Test {
     auto range = CudaReservation::Reserve(context, memory->size_bytes());
     RETURN_IF_ERROR(range->Map(0, *memory, CudaAccess::kReadWrite));
     ASSIGN_OR_RETURN(const auto destination,
-                     MakeCudaDestination(case_.plan, {{range->address(), memory->size_bytes()}}, context,
-                                         [&] { return range->SetAccess(CudaAccess::kRead); }));
+                     MakeCudaDestination(
+                         case_.plan, {{range->address(), memory->size_bytes()}}, context,
+                         [&] { return range->SetAccess(CudaAccess::kRead); }, digest_batch_bytes_));
+    const int before = cuda_.CallCount("cuLaunchKernel");
     RETURN_IF_ERROR(fill(*destination));
+    launches_while_filling_ = cuda_.CallCount("cuLaunchKernel") - before;
     Filled filled;
     ASSIGN_OR_RETURN(filled.digests, destination->Finish());
     const auto* const data = reinterpret_cast<const std::byte*>(range->address());
@@ -71,6 +74,8 @@ class CudaDestinationTest : public ::testing::Test {
 
   FakeCudaDriver cuda_;
   TransformCase case_ = TransformCase::Make();
+  int64_t digest_batch_bytes_ = LandedDigests::kBatchBytes;
+  int launches_while_filling_ = 0;
 };
 
 TEST_F(CudaDestinationTest, HasTheBytesAndDigestsOfHostMemoryForEveryTransform) {
@@ -89,6 +94,48 @@ TEST_F(CudaDestinationTest, HasTheBytesAndDigestsOfHostMemoryForEveryTransform) 
                       .subspan(static_cast<size_t>(tensor.slab_offset_bytes), static_cast<size_t>(tensor.size_bytes)))))
         << tensor.name;
   }
+}
+
+TEST_F(CudaDestinationTest, DigestsWhatHasLandedWhileTheRestIsStillToCome) {
+  const auto fill = [&](Destination& destination) -> absl::Status {
+    for (size_t i = 0; i < case_.transfers.size(); ++i) {
+      RETURN_IF_ERROR(destination.Store(case_.chunk, std::span(case_.transfers).subspan(i, 1)));
+      RETURN_IF_ERROR(destination.Release(case_.chunk));
+    }
+    return absl::OkStatus();
+  };
+  const auto at_the_end = FillGpu(fill);
+  ASSERT_THAT(at_the_end, IsOk());
+  const int launches_to_fill = launches_while_filling_;
+  digest_batch_bytes_ = 1;
+  const auto meanwhile = FillGpu(fill);
+  ASSERT_THAT(meanwhile, IsOk());
+  EXPECT_EQ(meanwhile->digests, at_the_end->digests);
+  int with_bytes = 0;
+  for (const Transfer& transfer : case_.transfers) {
+    with_bytes += case_.plan.tensors[static_cast<size_t>(transfer.tensor)].size_bytes > 0 ? 1 : 0;
+  }
+  EXPECT_EQ(launches_while_filling_, launches_to_fill + with_bytes) << "one for each tensor that became whole";
+}
+
+TEST_F(CudaDestinationTest, DigestsNothingThatIsNotKnownToHaveLanded) {
+  digest_batch_bytes_ = 1;
+  cuda_.Fail("cuEventSynchronize", kCudaIllegalAddress);
+  int before = 0;
+  EXPECT_THAT(FillGpu([&](Destination& destination) -> absl::Status {
+                RETURN_IF_ERROR(destination.Store(case_.chunk, case_.transfers));
+                before = cuda_.CallCount("cuLaunchKernel");
+                return destination.Release(case_.chunk);
+              }),
+              StatusIs(Reason::kCudaError, HasSubstr("cuEventSynchronize")));
+  EXPECT_EQ(cuda_.CallCount("cuLaunchKernel"), before);
+}
+
+TEST_F(CudaDestinationTest, IsReadForByAsManyThreadsAsSuitTheNumberOfGpus) {
+  CudaBuffers buffers;
+  EXPECT_EQ(TuneForCuda({}, buffers, 1).reader_threads, kCudaReaderThreads);
+  EXPECT_EQ(TuneForCuda({}, buffers, 2).reader_threads, kCudaReaderThreadsForSeveral);
+  EXPECT_EQ(TuneForCuda({.reader_threads = 3}, buffers, 2).reader_threads, 3);
 }
 
 TEST_F(CudaDestinationTest, LetsAChunkBeUsedAgainOnlyOnceItHasLanded) {
@@ -151,9 +198,9 @@ TEST_F(CudaDestinationTest, NamesAWeightThatIsNotFinite) {
 }
 
 TEST_F(CudaDestinationTest, AnErrorOfEveryCallIsReportedByItsNameAndNothingIsLeft) {
-  for (const char* call :
-       {"cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync",
-        "cuMemcpy2DAsync", "cuMemHostAlloc", "cuLaunchKernel", "cuCtxSynchronize", "cuMemSetAccess"}) {
+  for (const char* call : {"cuStreamCreate", "cuStreamWaitEvent", "cuEventCreate", "cuEventRecord",
+                           "cuEventSynchronize", "cuMemcpyHtoDAsync", "cuMemcpy2DAsync", "cuMemHostAlloc",
+                           "cuLaunchKernel", "cuCtxSynchronize", "cuMemSetAccess"}) {
     const int after = std::string(call) == "cuMemSetAccess" ? 1 : 0;  // the first opens the mapping for writing
     cuda_.Fail(call, kCudaIllegalAddress, after);
     const auto gpu = FillGpu([&](Destination& destination) {

@@ -218,8 +218,8 @@ TEST_F(GpuLoadSessionTest, GivesEverythingBackWhicheverCallFails) {
   for (const char* call :
        {"cuDevicePrimaryCtxRetain", "cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemAddressReserve",
         "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async", "cuCtxSynchronize", "cuModuleLoadData", "cuStreamCreate",
-        "cuEventCreate", "cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuLaunchKernel",
-        "cuMemcpyDtoHAsync", "cuMemExportToShareableHandle"}) {
+        "cuStreamWaitEvent", "cuEventCreate", "cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize",
+        "cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemExportToShareableHandle"}) {
     cuda_.Fail(call, kCudaNotSupported);
     EXPECT_FALSE(FailureOf(Request(v1::HANDLE_KIND_CUDA_VMM_FD)).ok()) << call;
     cuda_.StopFailing(call);

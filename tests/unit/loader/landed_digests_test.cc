@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/support/fake_cuda_driver.h"
 #include "tests/support/status_matchers.h"

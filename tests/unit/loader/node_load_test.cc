@@ -261,6 +261,7 @@ TEST_F(NodeLoadTest, KeepsTheTypeOfWhatIsNotToBeConverted) {
 class CountingBuffers : public BufferSource {
  public:
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override {
+    const MutexLock lock(mutex_);
     ++allocated;
     buffers_.emplace_back(
         static_cast<std::byte*>(::operator new (static_cast<size_t>(size_bytes), std::align_val_t{4096})));
@@ -274,6 +275,7 @@ class CountingBuffers : public BufferSource {
   struct Free {
     void operator()(std::byte* bytes) const { ::operator delete (bytes, std::align_val_t{4096}); }
   };
+  Mutex mutex_;
   std::vector<std::unique_ptr<std::byte, Free>> buffers_;
 };
 
@@ -287,6 +289,20 @@ TEST_F(NodeLoadTest, ReadsIntoTheBuffersThatItIsGiven) {
   ASSERT_THAT(digests, IsOk());
   ExpectWhatThePlanSays(*digests);
   EXPECT_EQ(buffers.allocated, 2);
+}
+
+TEST_F(NodeLoadTest, NeverUsesMoreBuffersThanThreadsMayHave) {
+  Write(Weights());
+  ASSERT_NO_FATAL_FAILURE(Plan(Spec(2, "hf", "", "")));
+  for (const ReadMethod method : {ReadMethod::kAuto, ReadMethod::kPread}) {
+    CountingBuffers buffers;
+    const auto digests = Load(
+        {.read_method = method, .reader_threads = 3, .reads_per_thread = 4, .chunk_bytes = 8192, .buffers = &buffers},
+        FillMethod::kBest);
+    ASSERT_THAT(digests, IsOk());
+    ExpectWhatThePlanSays(*digests);
+    EXPECT_LE(buffers.allocated, 3 * (4 + 1));
+  }
 }
 
 }  // namespace

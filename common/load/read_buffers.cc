@@ -1,8 +1,7 @@
-#include "common/load/buffer_ring.h"
+#include "common/load/read_buffers.h"
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <new>
 
 #include "absl/strings/str_cat.h"
@@ -28,25 +27,48 @@ absl::StatusOr<std::span<std::byte>> HeapBuffers::Allocate(int64_t size_bytes) {
   return std::span(data, size);
 }
 
-absl::StatusOr<std::span<std::byte>> BufferRing::Next() {
-  if (buffers_.size() < count_) {
-    ASSIGN_OR_RETURN(buffers_.emplace_back(), source_.Allocate(buffer_bytes_));
-    return buffers_.back();
+absl::StatusOr<std::span<std::byte>> BufferPool::Take() {
+  {
+    MutexLock lock(mutex_);
+    if (!free_.empty()) {
+      const auto buffer = free_.back();
+      free_.pop_back();
+      return buffer;
+    }
+    if (allocated_ == count_) {
+      return absl::InternalError(absl::StrCat("all of the ", count_, " read buffers that there may be are in use"));
+    }
+    ++allocated_;
   }
-  std::rotate(buffers_.begin(), buffers_.begin() + 1, buffers_.end());
-  RETURN_IF_ERROR(Release(buffers_.back()));
-  return buffers_.back();
+  const auto buffer = source_.Allocate(buffer_bytes_);
+  if (buffer.ok()) return buffer;
+  MutexLock lock(mutex_);
+  --allocated_;
+  return buffer.status();
 }
 
-absl::Status BufferRing::ReleaseAll() {
+void BufferPool::Give(std::span<std::byte> buffer) {
+  MutexLock lock(mutex_);
+  free_.push_back(buffer);
+}
+
+absl::StatusOr<std::span<std::byte>> ReadBuffers::Take() {
+  while (stored_.size() > in_flight_) RETURN_IF_ERROR(ReleaseFirst());
+  return pool_.Take();
+}
+
+absl::Status ReadBuffers::ReleaseAll() {
   absl::Status first;
-  for (const auto buffer : buffers_) first.Update(Release(buffer));
+  while (!stored_.empty()) first.Update(ReleaseFirst());
   return first;
 }
 
-absl::Status BufferRing::Release(std::span<const std::byte> buffer) {
+absl::Status ReadBuffers::ReleaseFirst() {
+  const std::span<std::byte> buffer = stored_.front();
+  stored_.pop_front();
   absl::Status first;
   for (const auto& destination : destinations_) first.Update(destination->Release(buffer));
+  if (first.ok()) pool_.Give(buffer);
   return first;
 }
 
