@@ -39,6 +39,18 @@ bool SuitsState(const std::string& name, CacheState state) {
   return state == CacheState::kWarm || !absl::EndsWith(name, "_buffered");
 }
 
+// "name=value"; false if there is no such flag, or it cannot have that value.
+bool SetFlag(const std::string& flag, LoaderTask* task) {
+  const std::pair<std::string, std::string> parts = absl::StrSplit(flag, absl::MaxSplits('=', 1));
+  const auto& [name, value] = parts;
+  const auto set = [&value = value](auto* to) { return absl::SimpleAtoi(value, to) && *to > 0; };
+  if (name == "reader_threads") return set(&task->reader_threads);
+  if (name == "reads_per_thread") return set(&task->reads_per_thread);
+  if (name == "read_chunk") return set(&task->chunk_bytes);
+  task->read_method = value;
+  return name == "read_method" && (value == "io_uring" || value == "pread");
+}
+
 class Maker {
  public:
   Maker(const LoadSetup& setup, const ModelFolder& model, CacheState state, CheckpointIdentity identity)
@@ -92,25 +104,11 @@ class Maker {
     LoaderTask task;
     const std::vector<std::string> parts = absl::StrSplit(name, ':');
     for (size_t i = 1; i < parts.size(); ++i) {
-      const std::pair<std::string, std::string> told = absl::StrSplit(parts[i], absl::MaxSplits('=', 1));
-      bool is_known = true;
-      if (told.first == "reader_threads") {
-        is_known = absl::SimpleAtoi(told.second, &task.reader_threads);
-      } else if (told.first == "reads_per_thread") {
-        is_known = absl::SimpleAtoi(told.second, &task.reads_per_thread);
-      } else if (told.first == "read_chunk") {
-        is_known = absl::SimpleAtoi(told.second, &task.chunk_bytes);
-      } else if (told.first == "read_method") {
-        task.read_method = told.second;
-      } else {
-        is_known = false;
-      }
-      if (!is_known) {
-        return MakeError(Reason::kInvalidArgument,
-                         absl::StrCat("arm \"", name, "\": found \"", parts[i],
-                                      "\", allowed are reader_threads=N, reads_per_thread=N, read_chunk=BYTES, "
-                                      "read_method=io_uring|pread"));
-      }
+      if (SetFlag(parts[i], &task)) continue;
+      return MakeError(Reason::kInvalidArgument,
+                       absl::StrCat("arm \"", name, "\": found \"", parts[i],
+                                    "\", allowed are reader_threads=N, reads_per_thread=N, read_chunk=BYTES, each at "
+                                    "least 1, and read_method=io_uring|pread"));
     }
     AddOurs(name, "the same, with these flags", 1, task);
     return absl::OkStatus();

@@ -7,9 +7,9 @@
 //
 // First the ceilings: reading the files past the page cache and nothing else, or copying them from it; making a memfd
 // of as many bytes, or copying as many from pinned memory to each GPU and to all at once. Each is measured in several
-// ways, and the best is taken. Then ceilings and arms take turns, each sample a fresh process, before which the files
-// are evicted from the page cache or read into it, which mincore must confirm. Rivals are Python's, in rival.py; those
-// that cannot be imported are listed with the reason.
+// ways, and the best is taken, by the slower of two samples. Then ceilings and arms take turns, each sample a fresh
+// process, before which the files are evicted from the page cache or read into it, which mincore must confirm. Rivals
+// are Python's, in rival.py; those that cannot be imported are listed with the reason.
 //
 // Two clocks: `load_seconds` from the process being ready (all imported, CUDA's context there) to all tensors there and
 // the devices synchronized, memory allocation included; `exec_seconds` from exec to that.
@@ -186,7 +186,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", flags.setup.rounds, "How often each arm has its turn")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--arms", flags.setup.arms, "Only these arms")->delimiter(',');
+  app.add_option("--arms", flags.setup.arms, "Only these arms; \"ours:reader_threads=8\" is ours with flags")
+      ->delimiter(',');
   app.add_flag("--gpu", flags.gpu, "Load to GPUs instead of host memory");
   app.add_option("--devices", flags.devices, "UUIDs or numbers of the GPUs; all of them otherwise")->delimiter(',');
   app.add_option("--tp", flags.setup.tensor_parallel, "Also a load that is split over so many devices")

@@ -80,6 +80,24 @@ TEST_F(LoadBench, GivesNoFigureOfAnArmWhoseBytesAreNotTheFiles) {
   EXPECT_FALSE(liar.contains("bytes_per_second"));
 }
 
+TEST_F(LoadBench, LoadsWithTheFlagsThatAnArmNames) {
+  const std::string name = "ours:reader_threads=1:read_chunk=65536:read_method=pread";
+  const nlohmann::json report = Run({"--arms", name});
+  ASSERT_TRUE(report.is_object());
+  const nlohmann::json& sample = report["sizes"][0]["states"][0]["arms"][name]["samples"][0];
+  EXPECT_EQ(sample["reader_threads"], 1);
+  EXPECT_EQ(sample["chunk_bytes"], 65536);
+}
+
+TEST_F(LoadBench, RefusesAnArmWithFlagsThatThereAreNot) {
+  for (const char* const arm : {"ours:threads=1", "ours:reader_threads=0", "ours:read_method=dd", "ours:read_chunk"}) {
+    const Finished finished = RunProgram(
+        "load_bench", {"--gib", "0.01", "--rounds", "1", "--folder", folder_.path() + "/models", "--arms", arm});
+    EXPECT_FALSE(finished.exit.success()) << arm;
+    EXPECT_THAT(finished.errors, HasSubstr("allowed are reader_threads=N")) << arm;
+  }
+}
+
 TEST_F(LoadBench, ShowsHowALoadGoesWithThreadsChunksAndTensors) {
   const nlohmann::json report = Run({"--scaling"});
   ASSERT_TRUE(report.is_object());
