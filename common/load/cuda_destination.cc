@@ -348,7 +348,7 @@ class CudaDestination : public Destination {
                                  .columns = transfer.run_elements,
                                  .not_finite = not_finite_ + tensor_offset,
                                  .not_finite_base = transfer.offset};
-    flight->behind_copies.push_back(
+    flight->behind_copies.emplace_back(
         [this, source_type, rows] { return quantizer_->Launch(source_type, rows, kernels_); });
     return absl::OkStatus();
   }
@@ -399,7 +399,7 @@ class CudaDestination : public Destination {
                         .element_bytes = element};
     const int64_t elements = transfer.run_count * transfer.run_elements;
     ASSIGN_OR_RETURN(const unsigned blocks, scatter_.ChooseBlocks((elements + kScatterThreads - 1) / kScatterThreads));
-    flight->behind_copies.push_back([this, runs, blocks]() mutable {
+    flight->behind_copies.emplace_back([this, runs, blocks]() mutable {
       void* parameters[] = {&runs};
       return scatter_.Launch({.grid_blocks = blocks, .block_threads = kScatterThreads}, kernels_, parameters);
     });
