@@ -161,7 +161,6 @@ absl::StatusOr<GpuDigestRun> GpuDigester::Begin(size_t most_ranges) const {
 }
 
 absl::StatusOr<std::vector<Digest>> GpuDigester::Compute(std::span<const GpuRange> ranges) const {
-  if (ranges.empty()) return std::vector<Digest>();
   ASSIGN_OR_RETURN(GpuDigestRun run, Begin(ranges.size()));
   RETURN_IF_ERROR(run.Add(ranges));
   return run.Finish();

@@ -30,14 +30,11 @@ struct GpuRange {
   int64_t size_bytes = 0;  // may be 0
 };
 
-class GpuDigester;
-
 // Digests of ranges that become ready one after the other, while the GPU has other work.
 //
 //   ASSIGN_OR_RETURN(GpuDigestRun run, digester.Begin(most_ranges));
-//   RETURN_IF_ERROR(run.Add(ranges));                               // as often as there are some; waits for none of
-//   them ASSIGN_OR_RETURN(const std::vector<Digest> digests, run.Finish());   // of all, in the order in which they
-//   came
+//   RETURN_IF_ERROR(run.Add(ranges));                                     // as often as there are some; waits for none
+//   ASSIGN_OR_RETURN(const std::vector<Digest> digests, run.Finish());    // of all, in the order of their Add
 //
 // Not thread-safe. The digester must outlive it. Move-only.
 class GpuDigestRun {

@@ -130,6 +130,7 @@ class CudaDestination : public Destination {
     Flight flight;
     absl::Status status = TakeEvent(&flight.event);
     if (status.ok()) status = Launch(chunk, transfers, copies, &flight);
+    if (!status.ok()) flight.arrivals.clear();  // some may not come
     MutexLock lock(mutex_);
     flights_.emplace(chunk.data(), std::move(flight));
     return status;
@@ -221,13 +222,11 @@ class CudaDestination : public Destination {
       }
     }
     if (status.ok()) status = CopyShortRuns(chunk, short_runs, copies, flight);
-    if (!status.ok()) flight->arrivals.clear();  // some have not been sent
     status.Update(Check(cuda_.EventRecord(flight->event, copies), "cuEventRecord"));
     if (!status.ok() || flight->behind_copies.empty()) return status;
     MutexLock lock(kernels_mutex_);
     RETURN_IF_ERROR(Check(cuda_.StreamWaitEvent(kernels_, flight->event), "cuStreamWaitEvent"));
     for (const auto& launch : flight->behind_copies) status.Update(launch());
-    if (!status.ok()) flight->arrivals.clear();
     flight->behind_copies.clear();
     status.Update(Check(cuda_.EventRecord(flight->event, kernels_), "cuEventRecord"));
     return status;

@@ -68,6 +68,10 @@ class LandedDigestsTest : public ::testing::Test {
     const LandedDigests::Arrival arrival = {tensor, elements};
     return landed_->Landed({&arrival, 1});
   }
+  void FillAndLand(int32_t tensor) {
+    Fill(tensor, 0, kTensorBytes);
+    EXPECT_THAT(Land(tensor, kTensorBytes), IsOk());
+  }
   int Launches() { return cuda_.CallCount("cuLaunchKernel") - launches_before_; }
 
   void ExpectDigests() {
@@ -100,8 +104,7 @@ TEST_F(LandedDigestsTest, ATensorIsDigestedOnceItIsWholeAndTheOthersAtTheEnd) {
   Fill(second, 1000, kTensorBytes - 1000);
   EXPECT_THAT(Land(second, kTensorBytes - 1000), IsOk());
   EXPECT_EQ(Launches(), 1);
-  Fill(first, 0, kTensorBytes);
-  EXPECT_THAT(Land(first, kTensorBytes), IsOk());
+  FillAndLand(first);
   EXPECT_EQ(Launches(), 2);
   ExpectDigests();
   EXPECT_EQ(Launches(), 3);
@@ -121,8 +124,7 @@ TEST_F(LandedDigestsTest, SeveralAreDigestedTogether) {
   for (int i = 0; i < 5; ++i) AddTensor(kTensorBytes);
   Begin(/*batch_bytes=*/2 * kTensorBytes);
   for (int32_t i = 0; i < 5; ++i) {
-    Fill(i, 0, kTensorBytes);
-    EXPECT_THAT(Land(i, kTensorBytes), IsOk());
+    FillAndLand(i);
   }
   EXPECT_EQ(Launches(), 2);
   ExpectDigests();
@@ -134,8 +136,7 @@ TEST_F(LandedDigestsTest, AnAliasHasTheDigestOfItsTarget) {
   const int32_t alias = AddTensor(0);
   plan_.tensors[static_cast<size_t>(alias)].alias_of = plan_.tensors[static_cast<size_t>(target)].name;
   Begin(/*batch_bytes=*/1);
-  Fill(target, 0, kTensorBytes);
-  EXPECT_THAT(Land(target, kTensorBytes), IsOk());
+  FillAndLand(target);
   const auto digests = landed_->Finish();
   ASSERT_THAT(digests, IsOk());
   EXPECT_EQ((*digests)[0], (*digests)[1]);
