@@ -21,8 +21,8 @@ namespace weightbroker {
 struct FileIdentity {
   std::string name;  // relative to the folder, as the checkpoint names it
   FileStat stat;     // of what the name leads to
-  std::string
-      contents_sha256;  // whole contents: of JSON files, and of a hub cache's blobs, which are named by it; or empty
+  // Of the whole contents: of JSON files, and of a hub cache's blobs, which are named by it; or empty.
+  std::string contents_sha256;
   std::string header_sha256;  // safetensors only: of the 8 length bytes and the header
 };
 

@@ -9,10 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cinttypes>
 #include <climits>
-#include <cstdio>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "common/memory/huge_pages.h"
 #include "common/memory/memfd.h"
 
 #ifndef MADV_POPULATE_WRITE  // Linux 5.14
@@ -93,25 +91,6 @@ void MapWhatWasWritten(std::byte* data, int64_t size_bytes) {
       (void)*static_cast<const volatile std::byte*>(data + at);
     }
   }
-}
-
-// How many bytes of the mapping that starts at `data` are in transparent huge pages, by /proc/self/smaps.
-int64_t HugeMappedBytes(const std::byte* data, int64_t size_bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  std::ifstream smaps("/proc/self/smaps");
-  bool inside = false;
-  int64_t huge_kib = 0;
-  for (std::string line; std::getline(smaps, line);) {
-    uint64_t from = 0;
-    uint64_t to = 0;
-    int64_t kib = 0;
-    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2) {
-      inside = from >= begin && to <= begin + static_cast<uint64_t>(RoundUp(size_bytes, kHugePageBytes));
-    } else if (inside && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNd64 " kB", &kib) == 1) {
-      huge_kib += kib;
-    }
-  }
-  return huge_kib * 1024;
 }
 
 absl::Status WriteAll(int fd, std::span<const std::byte> contents) {
