@@ -73,7 +73,7 @@ class Maker {
               setup_.tensor_parallel, {});
     }
     for (const std::string& name : setup_.arms) {
-      if (absl::StartsWith(name, "ours:")) RETURN_IF_ERROR(AddTold(name));
+      if (absl::StrContains(name, ':')) RETURN_IF_ERROR(AddTold(name));
     }
     AddPlainRead();
     for (const auto& [name, found] : setup_.probed.at("arms").items()) {
@@ -99,10 +99,17 @@ class Maker {
                      .take = [task](bool verify) { return RunLoader(task, verify); }});
   }
 
-  // "ours:reader_threads=8:read_chunk=1048576": the loader with flags other than its defaults.
+  // "ours:reader_threads=8:read_chunk=1048576", or "ours_tp2:reader_threads=8": the loader with flags other than its
+  // defaults.
   absl::Status AddTold(const std::string& name) {
     LoaderTask task;
     const std::vector<std::string> parts = absl::StrSplit(name, ':');
+    const bool is_split = setup_.tensor_parallel > 1 && parts[0] == absl::StrCat("ours_tp", setup_.tensor_parallel);
+    if (!is_split && parts[0] != "ours") {
+      return MakeError(Reason::kInvalidArgument,
+                       absl::StrCat("arm \"", name, "\": found \"", parts[0],
+                                    "\" before its flags, allowed are ours and, with --tp N, ours_tpN"));
+    }
     for (size_t i = 1; i < parts.size(); ++i) {
       if (SetFlag(parts[i], &task)) continue;
       return MakeError(Reason::kInvalidArgument,
@@ -110,7 +117,7 @@ class Maker {
                                     "\", allowed are reader_threads=N, reads_per_thread=N, read_chunk=BYTES, each at "
                                     "least 1, and read_method=io_uring|pread"));
     }
-    AddOurs(name, "the same, with these flags", 1, task);
+    AddOurs(name, "the same, with these flags", is_split ? setup_.tensor_parallel : 1, task);
     return absl::OkStatus();
   }
 

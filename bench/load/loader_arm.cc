@@ -180,6 +180,7 @@ Sample Describe(const Finished& finished) {
     sample.figures["read_method"] = report.read_method();
     sample.figures["chunk_bytes"] = report.chunk_bytes();
     sample.figures["reader_threads"] = report.reader_threads();
+    sample.figures["storage_reads"] = report.storage_reads();
   } else {
     const double waiting = moments.allocated.value_or(moments.planned) - moments.planned;
     sample.load_seconds = sample.exec_seconds - waiting;

@@ -514,11 +514,11 @@ class CudaDestination : public Destination {
 
 LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers, size_t gpus) {
   options.buffers = &buffers;
-  if (options.chunk_bytes == 0) options.chunk_bytes = kCudaChunkBytes;
+  options.memory_chunk_bytes = kCudaMemoryChunkBytes;
   if (options.reader_threads == 0) {
-    options.reader_threads = gpus > 1 ? kCudaReaderThreadsForSeveral : kCudaReaderThreads;
+    options.reader_threads = gpus == 2 ? kCudaReaderThreadsForTwo
+                                       : std::min(static_cast<int>(gpus) * kCudaReaderThreads, kMostCudaReaderThreads);
   }
-  if (options.reads_per_thread == 0) options.reads_per_thread = kCudaReadsPerThread;
   return options;
 }
 

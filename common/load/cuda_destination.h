@@ -27,11 +27,12 @@ namespace weightbroker {
 
 // Reader threads and chunks with which 30 GiB came from tmpfs to an H200 fastest: 50.6 GB/s with 12 threads, 49.7 with
 // 14 and 49.6 with 16, whose buffers leave less of the caches; 10 were as fast as 12. Chunks of 3 MiB were as fast as
-// those of 4, and 1, 2 and 8 slower. For two GPUs only 16 have been measured.
-inline constexpr int kCudaReaderThreads = 12;
-inline constexpr int kCudaReaderThreadsForSeveral = 16;
-inline constexpr int kCudaReadsPerThread = 1;  // with 2, and so a third chunk, a load of 30 GiB took 0.82 s, not 0.71
-inline constexpr int64_t kCudaChunkBytes = 4 << 20;
+// those of 4, and 1, 2 and 8 slower. To two GPUs only 16 threads have been measured; to four 16, 32 and 48, which came
+// to 47 to 73, 59 to 68 and 63 to 71 GB/s, with medians of 48, 63 and 70.
+inline constexpr int kCudaReaderThreads = 12;  // for each GPU
+inline constexpr int kCudaReaderThreadsForTwo = 16;
+inline constexpr int kMostCudaReaderThreads = 48;
+inline constexpr int64_t kCudaMemoryChunkBytes = 4 << 20;  // LoadOptions::memory_chunk_bytes
 
 // `options` with what they leave open as it suits so many GPUs, reading into `buffers`, which must outlive the load.
 LoadOptions TuneForCuda(LoadOptions options, CudaBuffers& buffers, size_t gpus);

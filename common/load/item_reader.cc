@@ -15,64 +15,42 @@ ItemReader::~ItemReader() {
 }
 
 absl::Status ItemReader::Start(const ReadItem& item) {
-  Pending& pending = pending_.emplace_back(Pending{.item = &item, .tag = next_tag_++});
-  pending.way = FileOf(pending).WayTo(item.begin_bytes, item.end_bytes);
-  if (pending.way == ShardFile::Way::kDirect) pending.turn = Turn::kToCome;
-  return StartThoseThatMay();
-}
-
-// In their order: whoever waits at the gate then has no turn that it could be waiting for itself.
-absl::Status ItemReader::StartThoseThatMay() {
-  for (Pending& pending : pending_) {
-    if (pending.turn != Turn::kToCome) continue;
-    if (!gate_.TryEnter()) break;
-    RETURN_IF_ERROR(Begin(pending));
+  Pending& pending = pending_.emplace_back(Pending{.item = &item, .tag = next_tag_++, .has_turn = true});
+  ShardFile& file = FileOf(pending);
+  pending.way = file.WayTo(item.begin_bytes, item.end_bytes);
+  if (pending.way != ShardFile::Way::kDirect) {
+    GiveUpTurn(pending, 0);
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
-
-// At its turn.
-absl::Status ItemReader::Begin(Pending& pending) {
-  const ReadItem& item = *pending.item;
-  pending.turn = Turn::kNow;
   ASSIGN_OR_RETURN(pending.buffer, buffers_.Take());
-  pending.is_queued = queue_ != nullptr &&
-                      FileOf(pending).Start(*queue_, item.begin_bytes, item.end_bytes, pending.buffer, pending.tag);
+  pending.is_queued =
+      queue_ != nullptr && file.Start(*queue_, item.begin_bytes, item.end_bytes, pending.buffer, pending.tag);
   return absl::OkStatus();
 }
 
 void ItemReader::GiveUpTurn(Pending& pending, int64_t bytes) {
-  if (std::exchange(pending.turn, Turn::kNone) == Turn::kNow) gate_.Leave(bytes);
+  if (std::exchange(pending.has_turn, false)) gate_.Leave(bytes);
 }
 
 absl::StatusOr<ItemReader::Result> ItemReader::Finish() {
   Pending& first = pending_.front();
-  if (first.turn == Turn::kToCome) {
-    gate_.Enter();
-    RETURN_IF_ERROR(Begin(first));
-  }
   if (first.is_queued) WaitFor(first);
   if (first.buffer.empty()) {
-    ASSIGN_OR_RETURN(first.buffer, buffers_.Take());  // it needs no turn
+    ASSIGN_OR_RETURN(first.buffer, buffers_.Take());
   }
   ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, Read(first));
   GiveUpTurn(first, static_cast<int64_t>(bytes.size()));
   const Result result = {first.item, bytes, first.buffer, first.way == ShardFile::Way::kDirect};
   pending_.pop_front();
-  const absl::Status started = StartThoseThatMay();
-  if (started.ok()) return result;
-  buffers_.Unused(result.buffer);
-  return started;
+  return result;
 }
 
 absl::StatusOr<std::span<const std::byte>> ItemReader::Read(Pending& pending) {
   const ReadItem& item = *pending.item;
   ShardFile& file = FileOf(pending);
   if (pending.is_queued) return file.Finish(*pending.completion, item.begin_bytes, item.end_bytes, pending.buffer);
-  if (pending.way == ShardFile::Way::kCached) {
-    return file.ReadCached(item.begin_bytes, item.end_bytes, pending.buffer);
-  }
-  return file.Read(item.begin_bytes, item.end_bytes, pending.buffer);
+  if (pending.way == ShardFile::Way::kDirect) return file.Read(item.begin_bytes, item.end_bytes, pending.buffer);
+  return file.ReadCached(item.begin_bytes, item.end_bytes, pending.buffer);
 }
 
 // What ends before is kept, and its turn is over.

@@ -2,10 +2,10 @@
 // the other where it has not, or where the page cache has what is wanted.
 //
 //   ItemReader reader(files, gate, buffers, std::move(queue));     // null: without io_uring
-//   RETURN_IF_ERROR(reader.Start(item));                           // as many as the queue is deep
+//   gate.Enter();                                                       // one turn for each item
+//   RETURN_IF_ERROR(reader.Start(item));                                // as many as the queue is deep
 //   ASSIGN_OR_RETURN(const ItemReader::Result read, reader.Finish());   // of the item that was started first
 //
-// What goes past the page cache waits for its turn at the gate, which all threads share, and takes a buffer only then.
 // Not thread-safe.
 #pragma once
 
@@ -44,33 +44,29 @@ class ItemReader {
   ItemReader(const ItemReader&) = delete;
   ItemReader& operator=(const ItemReader&) = delete;
 
-  // Begins to read the item, as soon as it may. It stays until it has been finished, or the reader has gone. Fails as
-  // ReadBuffers::Take does.
+  // Begins to read the item, which stays until it has been finished, or the reader has gone. The caller has entered the
+  // gate, which all threads share, for it; the reader leaves it when the read has ended, or at once if nothing of it
+  // goes to storage. Fails as ReadBuffers::Take does.
   absl::Status Start(const ReadItem& item);
 
   // Ends the item that was started first; there is one. Fails as ShardFile::Read and ReadBuffers::Take do; after an
-  // error, also of Start, the reader can only go, and gives back all buffers that it has.
+  // error, also of Start, the reader can only go, and gives back all buffers and turns that it has.
   absl::StatusOr<Result> Finish();
 
   size_t under_way() const { return pending_.size(); }
 
  private:
-  // At the gate. Those that are still to come are behind all others.
-  enum class Turn { kNone, kToCome, kNow };
-
   struct Pending {
     const ReadItem* item = nullptr;
-    std::span<std::byte> buffer = {};  // none until it begins
+    std::span<std::byte> buffer = {};  // none until it is read
     uint64_t tag = 0;
     ShardFile::Way way = ShardFile::Way::kBuffered;
-    Turn turn = Turn::kNone;
+    bool has_turn = false;   // at the gate
     bool is_queued = false;  // the queue has it
     std::optional<ReadQueue::Completion> completion = std::nullopt;
   };
 
   ShardFile& FileOf(const Pending& pending) const { return *files_[static_cast<size_t>(pending.item->file_index)]; }
-  absl::Status StartThoseThatMay();
-  absl::Status Begin(Pending& pending);
   void GiveUpTurn(Pending& pending, int64_t bytes);
   absl::StatusOr<std::span<const std::byte>> Read(Pending& pending);
   void WaitFor(const Pending& wanted);

@@ -56,7 +56,8 @@ struct LoadReport {
   std::chrono::nanoseconds digest_time{0};  // what the destinations' Finish took after it
 };
 
-// Of one read into host memory, where it is left open.
+// Of one read, where it is left open: with 8 MiB under way, the virtual disk of a machine with an H200 was read with
+// 0.98 of what it has by reads of 2 MiB, and with 0.91 by reads of 4; that of another with 0.92 by reads of 2.
 inline constexpr int64_t kChunkBytes = 2 << 20;
 
 struct LoadOptions {
@@ -65,7 +66,8 @@ struct LoadOptions {
   int reads_per_thread = 0;  // with io_uring; 0 chooses
   int64_t chunk_bytes = 0;   // of one read: a multiple of kDirectAlignmentBytes, at least twice it; 0 chooses. Tensors
                              // that are quantized are read by whole rows of blocks, in chunks as large as that takes.
-  int64_t max_buffers_bytes = 512 << 20;  // of all buffers together, but for those that one thread cannot do without
+  int64_t memory_chunk_bytes = kChunkBytes;  // the same, where memory has all of the files
+  int64_t max_buffers_bytes = 512 << 20;     // of all buffers together, but for those that one thread cannot do without
   std::chrono::milliseconds progress_interval{100};
   BufferSource* buffers = nullptr;  // null: ordinary memory. Outlives the call.
   LoadReport* report = nullptr;     // filled if it is not null

@@ -53,7 +53,7 @@ void ReadDepth::EndWindow(double rate) {
 }
 
 void ReadDepth::Try(int limit) {
-  limit = std::clamp(limit, 1, most_);
+  limit = std::clamp(limit, fewest_, most_);
   if (limit == settled_) return Settle();
   limit_ = limit;
   is_first_read_ = true;  // the first is only for the clock

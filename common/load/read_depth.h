@@ -7,7 +7,8 @@
 //
 // A window is long enough that each of the reads under way is replaced several times. As long as twice as many reads
 // bring a tenth more bytes a second the limit doubles. Once they do not it stays, and from time to time half and twice
-// as many are tried for a window, in turn. Not thread-safe.
+// as many are tried for a window, in turn, but never fewer than the first: noise led to one then, with which storage
+// has nothing to do whenever a turn passes from one thread to another. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace weightbroker {
 
 class ReadDepth {
  public:
-  // 1 <= first <= most.
-  ReadDepth(int first, int most) : most_(most), limit_(first), settled_(first) {}
+  // 1 <= first <= most. `first` is also the fewest.
+  ReadDepth(int first, int most) : fewest_(first), most_(most), limit_(first), settled_(first) {}
 
   int limit() const { return limit_; }      // for now
   int settled() const { return settled_; }  // the best so far
@@ -32,6 +33,7 @@ class ReadDepth {
   void Settle();
   int64_t ReadsOfWindow() const;
 
+  const int fewest_;
   const int most_;
   int limit_;
   int settled_;              // what `limit_` goes back to if what is tried is no better

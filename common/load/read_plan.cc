@@ -1,12 +1,13 @@
 #include "common/load/read_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "common/base/file.h"
-#include "common/plan/source_ranges.h"
 #include "common/quant/gate.h"
 
 namespace weightbroker {
@@ -17,24 +18,27 @@ int64_t RoundUp(int64_t value) { return RoundDown(value + kDirectAlignmentBytes 
 
 class ItemBuilder {
  public:
-  ItemBuilder(const Checkpoint& checkpoint, int64_t chunk_bytes) : checkpoint_(checkpoint), chunk_bytes_(chunk_bytes) {}
+  // Where an item is best cut: the last such place of a source in a range, both ends included. Null: at blocks of the
+  // file.
+  using LastLanding = std::function<std::optional<int64_t>(int32_t source, ByteRange range, int64_t unit_bytes)>;
+
+  ItemBuilder(const Checkpoint& checkpoint, int64_t chunk_bytes, LastLanding last_landing)
+      : checkpoint_(checkpoint), chunk_bytes_(chunk_bytes), last_landing_(std::move(last_landing)) {}
 
   // Adds a range of a source, which may be cut at multiples of `unit_bytes` from the source's start.
   void Add(int32_t source, ByteRange range, int64_t unit_bytes) {
     const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];
-    int64_t offset = range.begin_bytes;
-    while (offset < range.end_bytes) {
-      const int64_t at = tensor.offset_bytes + offset;
+    while (range.begin_bytes < range.end_bytes) {
+      const int64_t at = tensor.offset_bytes + range.begin_bytes;
       if (!Continues(tensor.file_index, at)) StartItem(tensor.file_index, at);
-      int64_t end = FurthestCut(offset, range.end_bytes, unit_bytes, limit_ - tensor.offset_bytes);
-      if (end <= offset && !items_.back().segments.empty()) {
+      const int64_t end = EndOfSegment(source, range, unit_bytes);
+      if (end == range.begin_bytes) {
         StartItem(tensor.file_index, at);
-        end = FurthestCut(offset, range.end_bytes, unit_bytes, limit_ - tensor.offset_bytes);
+        continue;
       }
-      if (end <= offset) end = std::min(range.end_bytes, (offset / unit_bytes + 1) * unit_bytes);
-      items_.back().segments.push_back({source, at, end - offset});
+      items_.back().segments.push_back({source, at, end - range.begin_bytes});
       items_.back().end_bytes = tensor.offset_bytes + end;
-      offset = end;
+      range.begin_bytes = end;
     }
   }
 
@@ -47,7 +51,24 @@ class ItemBuilder {
 
   void StartItem(int32_t file_index, int64_t at) {
     items_.push_back({.file_index = file_index, .begin_bytes = at, .end_bytes = at, .segments = {}});
-    limit_ = RoundDown(at) + chunk_bytes_;
+    limit_ = (last_landing_ != nullptr ? at : RoundDown(at)) + chunk_bytes_;
+  }
+
+  // How much of a range the current item takes: up to a place of the source, the range's start if none. One that has
+  // nothing yet takes something.
+  int64_t EndOfSegment(int32_t source, ByteRange range, int64_t unit_bytes) {
+    const int64_t start = checkpoint_.tensors[static_cast<size_t>(source)].offset_bytes;
+    const bool is_first = items_.back().segments.empty();
+    int64_t end = FurthestCut(range.begin_bytes, range.end_bytes, unit_bytes, limit_ - start);
+    if (end <= range.begin_bytes) {
+      if (!is_first) return range.begin_bytes;
+      end = std::min(range.end_bytes, (range.begin_bytes / unit_bytes + 1) * unit_bytes);
+    }
+    if (last_landing_ == nullptr) return end;
+    const std::optional<int64_t> landing = last_landing_(source, {range.begin_bytes, end}, unit_bytes);
+    if (!landing.has_value() || (is_first && landing == range.begin_bytes)) return end;
+    limit_ = start + *landing;
+    return *landing;
   }
 
   // The last place up to `limit`, all from the source's start, where the source may be cut; `offset` or before if there
@@ -59,6 +80,7 @@ class ItemBuilder {
 
   const Checkpoint& checkpoint_;
   const int64_t chunk_bytes_;
+  const LastLanding last_landing_;
   int64_t limit_ = 0;  // where the current item must end, in the file
   std::vector<ReadItem> items_;
 };
@@ -128,10 +150,10 @@ class PieceCutter {
 
 }  // namespace
 
-ReadPlan::ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes)
+ReadPlan::ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes, int64_t landing_bytes)
     : checkpoint_(checkpoint), plan_(plan) {
   CollectUses();
-  BuildItems(chunk_bytes);
+  BuildItems(chunk_bytes, landing_bytes);
   LetSlabsTakeTurns();
 }
 
@@ -167,7 +189,29 @@ int64_t ReadPlan::CutUnitOf(int32_t source) const {
   return unit_bytes;
 }
 
-void ReadPlan::BuildItems(int64_t chunk_bytes) {
+// The last place in `range` of a source that is copied, whole runs of it, to a multiple of `landing_bytes` in a slab,
+// and may be cut; nothing if there is none.
+std::optional<int64_t> ReadPlan::LastLanding(int32_t source, ByteRange range, int64_t unit_bytes,
+                                             int64_t landing_bytes) const {
+  std::optional<int64_t> last;
+  const int64_t element_bytes = checkpoint_.tensors[static_cast<size_t>(source)].dtype->bits / 8;
+  for (size_t i = first_uses_[static_cast<size_t>(source)]; i < first_uses_[static_cast<size_t>(source) + 1]; ++i) {
+    const Piece& piece = *uses_[i].piece;
+    if (TransformOf(uses_[i]) != Transform::kCopy || piece.run_count > 1) continue;
+    const TensorPlacement& tensor =
+        plan_.shards[static_cast<size_t>(uses_[i].shard)].tensors[static_cast<size_t>(uses_[i].tensor)];
+    const int64_t start = piece.source_offset * element_bytes;
+    const int64_t start_in_slab = tensor.slab_offset_bytes + piece.offset * element_bytes;
+    const int64_t end = std::min(range.end_bytes, start + piece.run_elements * element_bytes);
+    if (end < start) continue;
+    const int64_t landing = (start_in_slab + end - start) / landing_bytes * landing_bytes - start_in_slab + start;
+    if (landing < std::max(start, range.begin_bytes) || landing % unit_bytes != 0) continue;
+    last = std::max(last.value_or(landing), landing);
+  }
+  return last;
+}
+
+void ReadPlan::BuildItems(int64_t chunk_bytes, int64_t landing_bytes) {
   std::vector<int32_t> sources(checkpoint_.tensors.size());
   std::iota(sources.begin(), sources.end(), 0);
   std::sort(sources.begin(), sources.end(), [&](int32_t a, int32_t b) {
@@ -177,7 +221,13 @@ void ReadPlan::BuildItems(int64_t chunk_bytes) {
     };
     return key(a) < key(b);
   });
-  ItemBuilder builder(checkpoint_, chunk_bytes);
+  ItemBuilder::LastLanding last_landing;
+  if (landing_bytes > 0) {
+    last_landing = [&](int32_t source, ByteRange range, int64_t unit_bytes) {
+      return LastLanding(source, range, unit_bytes, landing_bytes);
+    };
+  }
+  ItemBuilder builder(checkpoint_, chunk_bytes, std::move(last_landing));
   std::vector<PieceUse> pieces;
   for (const int32_t source : sources) {
     const CheckpointTensor& tensor = checkpoint_.tensors[static_cast<size_t>(source)];

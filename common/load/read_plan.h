@@ -11,10 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/load/destination.h"
 #include "common/plan/plan.h"
+#include "common/plan/source_ranges.h"
 
 namespace weightbroker {
 
@@ -40,14 +42,20 @@ inline constexpr int64_t kCutBytes = kDigestWordBytes;
 class ReadPlan {
  public:
   // With its ends rounded out to kDirectAlignmentBytes no item is longer than `chunk_bytes`, which is a multiple of
-  // that and at least twice it, but for one that has a single row of blocks of a tensor that is quantized. `checkpoint`
-  // and `plan` outlive this object.
-  ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes);
+  // that and at least twice it, but for one that has a single row of blocks of a tensor that is quantized.
+  //
+  // With `landing_bytes`, items end where what they hold lands at a multiple of it in a slab, as far as it is copied in
+  // one run, and not at blocks of the file; then they are `chunk_bytes` long at most without rounding. So one write
+  // fills all of a huge page: of one that a shorter write begins the kernel clears the rest. A multiple of
+  // kTensorAlignmentBytes; 0: not.
+  //
+  // `checkpoint` and `plan` outlive this object.
+  ReadPlan(const Checkpoint& checkpoint, const NodePlan& plan, int64_t chunk_bytes, int64_t landing_bytes = 0);
 
   // In the order in which they are best read: what goes to one slab of one shard comes in file order, and what goes to
   // different ones takes turns, so that all GPUs are busy, and all threads that fill host memory. Every byte that a
-  // piece wants is in exactly one segment. Where a tensor lies at an offset that is no multiple of 8, neighbours share
-  // a block of the file, which is then read twice.
+  // piece wants is in exactly one segment. Items that do not end at blocks of the file share one with their neighbours,
+  // which is then read twice: with landings, and of tensors at offsets that are no multiples of 8.
   const std::vector<ReadItem>& items() const { return items_; }
 
   // The length of a buffer that any item fits, with its ends rounded out to kDirectAlignmentBytes.
@@ -66,7 +74,8 @@ class ReadPlan {
   };
 
   void CollectUses();
-  void BuildItems(int64_t chunk_bytes);
+  void BuildItems(int64_t chunk_bytes, int64_t landing_bytes);
+  std::optional<int64_t> LastLanding(int32_t source, ByteRange range, int64_t unit_bytes, int64_t landing_bytes) const;
   void LetSlabsTakeTurns();
   size_t SlabOf(const ReadItem& item) const;
   int64_t CutUnitOf(int32_t source) const;

@@ -1,5 +1,6 @@
 #include "common/load/shard_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -117,14 +118,24 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::Read(int64_t begin_bytes, 
 
 absl::StatusOr<std::span<const std::byte>> ShardFile::ReadCached(int64_t begin_bytes, int64_t end_bytes,
                                                                  std::span<std::byte> buffer) {
-  const auto skip = static_cast<size_t>(begin_bytes - RoundDown(begin_bytes));
-  return Result(ReadBuffered(begin_bytes, end_bytes, buffer.subspan(skip)), begin_bytes, end_bytes, buffer);
+  const absl::Status status = ReadBuffered(begin_bytes, end_bytes, buffer);
+  if (!status.ok()) return Explain(status);
+  return buffer.first(static_cast<size_t>(end_bytes - begin_bytes));
 }
 
 ShardFile::Way ShardFile::WayTo(int64_t begin_bytes, int64_t end_bytes) const {
   const auto direct = Direct();
   if (direct == nullptr) return Way::kBuffered;
   return direct->IsCached(begin_bytes, end_bytes - begin_bytes) ? Way::kCached : Way::kDirect;
+}
+
+bool ShardFile::IsOnStorage() const {
+  constexpr int64_t kParts = 4;
+  for (int64_t part = 1; part < kParts; ++part) {
+    const int64_t at = identity_.stat.size_bytes / kParts * part;
+    if (WayTo(at, std::min(at + kBlock, identity_.stat.size_bytes)) == Way::kDirect) return true;
+  }
+  return false;
 }
 
 bool ShardFile::Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer,

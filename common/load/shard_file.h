@@ -36,14 +36,19 @@ class ShardFile {
   enum class Way {
     kDirect,    // past the page cache: by Start and Finish, or by Read
     kCached,    // the page cache has them: by ReadCached
-    kBuffered,  // there is no way past the page cache: by Read
+    kBuffered,  // there is no way past the page cache: by ReadCached, too
   };
   Way WayTo(int64_t begin_bytes, int64_t end_bytes) const;
+
+  // Whether it seems that much of it would be read past the page cache now: some blocks are asked for, not all, since a
+  // file may have a hundred million. The first are not: whoever reads its header has those.
+  bool IsOnStorage() const;
 
   // Begins a direct read; false if the queue has not taken it.
   bool Start(ReadQueue& queue, int64_t begin_bytes, int64_t end_bytes, std::span<std::byte> buffer, uint64_t tag);
 
-  // As Read, of what the page cache was found to hold.
+  // As Read, but through the page cache, and to the buffer's start: the copy from there to where the bytes belong is
+  // the faster for it (7.0 and 6.7 GB/s, all in all, on two cores).
   absl::StatusOr<std::span<const std::byte>> ReadCached(int64_t begin_bytes, int64_t end_bytes,
                                                         std::span<std::byte> buffer);
 

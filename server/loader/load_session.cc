@@ -197,6 +197,7 @@ class Session {
     report_.set_chunk_bytes(report.buffer_bytes);
     report_.set_reader_threads(report.reader_threads);
     report_.set_reads_per_thread(report.reads_per_thread);
+    report_.set_storage_reads(report.storage_reads);
     report_.set_buffers_bytes(report.buffers_bytes);
     const double seconds = std::chrono::duration<double>(report.read_time).count();
     Log(LogLevel::kInfo, "load.read",

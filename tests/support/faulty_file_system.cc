@@ -16,7 +16,7 @@ class FaultyFile : public File {
   FaultyFile(FaultyFileSystem& owner, std::unique_ptr<File> real) : owner_(owner), real_(std::move(real)) {}
 
   absl::StatusOr<int64_t> ReadAt(int64_t offset_bytes, std::span<std::byte> buffer) override {
-    if (!owner_.OnRead(path())) return SystemError(absl::StrCat("read ", path()), EIO);
+    if (!owner_.OnRead(path(), offset_bytes)) return SystemError(absl::StrCat("read ", path()), EIO);
     const auto limit = static_cast<uint64_t>(owner_.max_read_bytes_);
     return real_->ReadAt(offset_bytes, buffer.first(std::min<uint64_t>(buffer.size(), limit)));
   }
@@ -28,7 +28,9 @@ class FaultyFile : public File {
     return stat;
   }
   const std::string& path() const override { return real_->path(); }
-  bool IsCached(int64_t /*offset_bytes*/, int64_t /*size_bytes*/) override { return owner_.is_cached_; }
+  bool IsCached(int64_t offset_bytes, int64_t size_bytes) override {
+    return owner_.is_cached_ || offset_bytes + size_bytes <= owner_.cached_end_bytes_ || owner_.cached_questions_-- > 0;
+  }
   int fd() const override { return real_->fd(); }
 
  private:
@@ -46,7 +48,7 @@ class FaultyReadQueue : public ReadQueue {
       const std::lock_guard<std::mutex> lock(owner_.mutex_);
       ++owner_.queued_reads_;
     }
-    if (owner_.queued_error_ != 0 || !owner_.OnRead(file.path())) {
+    if (owner_.queued_error_ != 0 || !owner_.OnRead(file.path(), offset_bytes)) {
       failed_.push_back(tag);
       return absl::OkStatus();
     }
@@ -96,9 +98,15 @@ int64_t FaultyFileSystem::queued_reads() const {
   return queued_reads_;
 }
 
-bool FaultyFileSystem::OnRead(const std::string& path) {
+std::vector<int64_t> FaultyFileSystem::read_offsets() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return read_offsets_;
+}
+
+bool FaultyFileSystem::OnRead(const std::string& path, int64_t offset_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t count = ++read_counts_[path];
+  read_offsets_.push_back(offset_bytes);
   for (Event& event : events_) {
     if (event.done || event.nth_read != count || !absl::EndsWith(path, event.path_end)) continue;
     event.done = true;

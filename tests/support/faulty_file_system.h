@@ -41,6 +41,12 @@ class FaultyFileSystem : public FileSystem {
   // The page cache has what IsCached is asked for; otherwise it has nothing, whatever the system says.
   void PretendCached() { is_cached_ = true; }
 
+  // The same of what lies before `end_bytes` of a file.
+  void PretendCachedBefore(int64_t end_bytes) { cached_end_bytes_ = end_bytes; }
+
+  // The same for so many questions; then it has lost everything.
+  void PretendCachedFor(int questions) { cached_questions_ = questions; }
+
   // The `nth_read` (from 1, counted over all openings of the file) gives EIO.
   void FailRead(const std::string& path_end, int64_t nth_read);
 
@@ -56,6 +62,9 @@ class FaultyFileSystem : public FileSystem {
   // How many reads all files have had together, and how many of them through a queue.
   int64_t reads() const;
   int64_t queued_reads() const;
+
+  // Where each began, in the order in which they did.
+  std::vector<int64_t> read_offsets() const;
 
   absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, ReadMode mode) override;
   absl::StatusOr<std::unique_ptr<ReadQueue>> NewReadQueue(int depth) override;
@@ -77,7 +86,7 @@ class FaultyFileSystem : public FileSystem {
   };
 
   // Counts a read; runs what is due. False if the read is to fail.
-  bool OnRead(const std::string& path);
+  bool OnRead(const std::string& path, int64_t offset_bytes);
 
   FileSystem& real_;
   int64_t max_read_bytes_ = INT64_MAX;
@@ -87,6 +96,8 @@ class FaultyFileSystem : public FileSystem {
   int queued_error_ = 0;
   std::atomic<int> queues_{0};
   bool is_cached_ = false;
+  int64_t cached_end_bytes_ = 0;
+  std::atomic<int> cached_questions_{0};
   std::vector<std::string> unopenable_;
   std::map<std::string, int64_t> sizes_;
 
@@ -94,6 +105,7 @@ class FaultyFileSystem : public FileSystem {
   std::vector<Event> events_;                   // guarded by mutex_
   std::map<std::string, int64_t> read_counts_;  // guarded by mutex_
   int64_t queued_reads_ = 0;                    // guarded by mutex_
+  std::vector<int64_t> read_offsets_;           // guarded by mutex_
 };
 
 }  // namespace weightbroker::testing

@@ -86,7 +86,7 @@ TEST_F(LoadBench, LoadsWithTheFlagsThatAnArmNames) {
   ASSERT_TRUE(report.is_object());
   const nlohmann::json& sample = report["sizes"][0]["states"][0]["arms"][name]["samples"][0];
   EXPECT_EQ(sample["reader_threads"], 1);
-  EXPECT_EQ(sample["chunk_bytes"], 65536);
+  EXPECT_EQ(sample["chunk_bytes"], 65536 + 4096) << "the longest read, with its ends rounded out";
 }
 
 TEST_F(LoadBench, RefusesAnArmWithFlagsThatThereAreNot) {
@@ -95,6 +95,15 @@ TEST_F(LoadBench, RefusesAnArmWithFlagsThatThereAreNot) {
         "load_bench", {"--gib", "0.01", "--rounds", "1", "--folder", folder_.path() + "/models", "--arms", arm});
     EXPECT_FALSE(finished.exit.success()) << arm;
     EXPECT_THAT(finished.errors, HasSubstr("allowed are reader_threads=N")) << arm;
+  }
+}
+
+TEST_F(LoadBench, RefusesFlagsOfAnArmThatIsNotOurs) {
+  for (const char* const arm : {"read:reader_threads=1", "ours_tp2:reader_threads=1"}) {
+    const Finished finished = RunProgram(
+        "load_bench", {"--gib", "0.01", "--rounds", "1", "--folder", folder_.path() + "/models", "--arms", arm});
+    EXPECT_FALSE(finished.exit.success()) << arm;
+    EXPECT_THAT(finished.errors, HasSubstr("before its flags, allowed are ours")) << arm;
   }
 }
 

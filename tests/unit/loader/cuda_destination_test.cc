@@ -134,7 +134,9 @@ TEST_F(CudaDestinationTest, DigestsNothingThatIsNotKnownToHaveLanded) {
 TEST_F(CudaDestinationTest, IsReadForByAsManyThreadsAsSuitTheNumberOfGpus) {
   CudaBuffers buffers;
   EXPECT_EQ(TuneForCuda({}, buffers, 1).reader_threads, kCudaReaderThreads);
-  EXPECT_EQ(TuneForCuda({}, buffers, 2).reader_threads, kCudaReaderThreadsForSeveral);
+  EXPECT_EQ(TuneForCuda({}, buffers, 2).reader_threads, kCudaReaderThreadsForTwo);
+  EXPECT_EQ(TuneForCuda({}, buffers, 3).reader_threads, 3 * kCudaReaderThreads);
+  EXPECT_EQ(TuneForCuda({}, buffers, 8).reader_threads, kMostCudaReaderThreads);
   EXPECT_EQ(TuneForCuda({.reader_threads = 3}, buffers, 2).reader_threads, 3);
 }
 

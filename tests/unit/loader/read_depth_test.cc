@@ -46,17 +46,22 @@ TEST(ReadDepth, StaysBelowWhatMakesStorageSlower) {
   EXPECT_THAT(LoadFrom(virtual_disk, 2, 16).settled(), Le(2));
 }
 
-TEST(ReadDepth, ComesDownFromTooMany) {
-  const auto virtual_disk = [](int reads) { return reads <= 2 ? 2.5 : reads <= 4 ? 2.1 : 1.85; };
-  EXPECT_THAT(LoadFrom(virtual_disk, 8, 16).settled(), Le(2));
+TEST(ReadDepth, ComesDownAgainWhereStorageComesToLikeFewer) {
+  double left_bytes = int64_t{8} << 30;
+  const auto shared = [&](int reads) {
+    left_bytes -= kReadBytes;
+    return left_bytes > 0 ? 1.5 * std::min(reads, 8) : reads <= 2 ? 2.5 : 2.5 / reads;
+  };
+  EXPECT_EQ(LoadFrom(shared, 2, 16).settled(), 2);
 }
 
 TEST(ReadDepth, StaysFewWhereItMakesNoDifference) {
   EXPECT_THAT(LoadFrom([](int) { return 3.0; }, 2, 16).settled(), Le(2));
 }
 
-TEST(ReadDepth, IsNeverBelowOneNorAboveTheMost) {
+TEST(ReadDepth, IsNeverBelowTheFirstNorAboveTheMost) {
   EXPECT_EQ(LoadFrom([](int reads) { return 1.0 / reads; }, 1, 16).settled(), 1);
+  EXPECT_EQ(LoadFrom([](int reads) { return 1.0 / reads; }, 4, 16).settled(), 4);
   EXPECT_EQ(LoadFrom([](int reads) { return 1.0 * reads; }, 3, 20).settled(), 20);
   EXPECT_EQ(LoadFrom([](int) { return 1.0; }, 1, 1).settled(), 1);
 }

@@ -41,13 +41,25 @@ class Example {
     tensor.pieces = std::move(pieces);
   }
   void HasSlabs(size_t shard, size_t count) { plan_.shards[shard].slab_bytes.assign(count, 1); }
+  void ClearSlab(size_t shard) { plan_.shards[shard].slab_bytes.front() = 0; }
   void PutInSlab(size_t shard, int32_t slab) { plan_.shards[shard].tensors.back().slab = slab; }
   void TakeAll(size_t shard, int32_t source) {
     const int64_t size = checkpoint_.tensors[static_cast<size_t>(source)].size_bytes;
     Take(shard, Transform::kCopy, {{.source = source, .run_elements = size}});
   }
 
-  ReadPlan Plan(int64_t chunk_bytes = kChunk) const { return ReadPlan(checkpoint_, plan_, chunk_bytes); }
+  // Puts the tensor that was taken last at the end of its shard's slab.
+  void Append(size_t shard) {
+    TensorPlacement& tensor = plan_.shards[shard].tensors.back();
+    for (const Piece& piece : tensor.pieces) tensor.size_bytes += piece.run_count * piece.run_elements;
+    int64_t& end = plan_.shards[shard].slab_bytes.front();
+    tensor.slab_offset_bytes = std::exchange(
+        end, (end + tensor.size_bytes + kTensorAlignmentBytes - 1) / kTensorAlignmentBytes * kTensorAlignmentBytes);
+  }
+
+  ReadPlan Plan(int64_t chunk_bytes = kChunk, int64_t landing_bytes = 0) const {
+    return ReadPlan(checkpoint_, plan_, chunk_bytes, landing_bytes);
+  }
   const Checkpoint& checkpoint() const { return checkpoint_; }
   const NodePlan& plan() const { return plan_; }
 
@@ -271,6 +283,75 @@ TEST(ReadPlan, GivesRowsThatAreQuantizedByWholeRowsOfBlocksHoweverLarge) {
     }
     EXPECT_THAT(rows, ::testing::ElementsAre(128, 128, 44));
     EXPECT_THAT(scales, ::testing::ElementsAre(5, 6, 7));
+  }
+}
+
+// Which parts of `landing_bytes` of a shard's slab each item writes to.
+std::map<int64_t, int> ItemsOfEachLanding(const Example& example, const ReadPlan& reads, int64_t landing_bytes) {
+  std::map<int64_t, int> items;
+  for (const ReadItem& item : reads.items()) {
+    std::map<int64_t, int> touched;
+    for (const Transfer& transfer : reads.TransfersOf(item, 0)) {
+      const TensorPlacement& tensor = example.plan().shards[0].tensors[static_cast<size_t>(transfer.tensor)];
+      const int64_t begin = tensor.slab_offset_bytes + transfer.offset;
+      const int64_t end = begin + transfer.run_elements;
+      for (int64_t i = begin / landing_bytes; i <= (end - 1) / landing_bytes; ++i) touched[i] = 1;
+    }
+    for (const auto& [landing, one] : touched) items[landing] += one;
+  }
+  return items;
+}
+
+TEST(ReadPlan, FillsEachPartOfASlabByOneReadIfAskedTo) {
+  std::mt19937_64 random(6);
+  const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
+  for (int round = 0; round < 300; ++round) {
+    Example example;
+    example.HasSlabs(0, 1);
+    example.ClearSlab(0);
+    int64_t at = 8 + 8 * below(10'000);
+    for (int64_t n = 1 + below(30); n > 0; --n) {
+      const int64_t size = 1 + below(below(4) == 0 ? 60'000 : 400);
+      example.TakeAll(0, example.Source(0, at, size));
+      example.Append(0);
+      at += size;
+    }
+
+    const auto reads = example.Plan(kChunk, kChunk);
+
+    ASSERT_NO_FATAL_FAILURE(ExpectCoversExactly(example, reads, kChunk + kDirectAlignmentBytes)) << "round " << round;
+    for (const ReadItem& item : reads.items()) ASSERT_LE(item.end_bytes - item.begin_bytes, kChunk);
+    for (const auto& [landing, items] : ItemsOfEachLanding(example, reads, kChunk)) {
+      ASSERT_EQ(items, 1) << "part " << landing << ", round " << round;
+    }
+  }
+}
+
+// The second half's place, which lies behind what the first items may read, is no place to end them.
+TEST(ReadPlan, FillsPartsOfTheSlabsOfSeveralShardsEachAsFarAsItCan) {
+  Example example(2);
+  const int64_t half = 8 * kChunk + 4096;
+  const int32_t source = example.Source(0, 4096 + 128, 2 * half);
+  for (size_t shard = 0; shard < 2; ++shard) {
+    example.HasSlabs(shard, 1);
+    const int64_t from = static_cast<int64_t>(shard) * half;
+    example.Take(shard, Transform::kCopy, {{.source = source, .run_elements = half, .source_offset = from}});
+  }
+  const auto reads = example.Plan(kChunk, kChunk);
+  ExpectCoversExactly(example, reads, kChunk + kDirectAlignmentBytes);
+  for (const ReadItem& item : reads.items()) EXPECT_LE(item.end_bytes - item.begin_bytes, kChunk);
+  EXPECT_EQ(reads.items().size(), 18U);
+}
+
+TEST(ReadPlan, ReadsWhatIsNotCopiedAsItIsInWholeChunksWhereverItLands) {
+  for (const Transform transform : {Transform::kConvert, Transform::kTranspose}) {
+    Example example;
+    example.HasSlabs(0, 1);
+    const int32_t source = example.Matrix(0, 4096 + 128, "F32", {100'000});
+    example.Take(0, transform, {{.source = source, .run_elements = 100'000}});
+    const auto reads = example.Plan(kChunk, kChunk);
+    ExpectCoversExactly(example, reads, kChunk + kDirectAlignmentBytes);
+    EXPECT_EQ(reads.items().front().end_bytes, 4096 + 128 + kChunk);
   }
 }
 
