@@ -136,7 +136,9 @@ run_ranks_bench() {
 run_load_bench() {
   local folder=$1 status flags=() several=()
   read -r -a flags <<<"${GPU_LOAD_FLAGS:---gib 30 --rounds 3}"
-  [[ $(nvidia-smi -L | grep -c '^GPU') -gt 1 ]] && several=(--tp 2)
+  local gpus
+  gpus=$(nvidia-smi -L | grep -c '^GPU')
+  [[ $gpus -gt 1 ]] && several=(--tp "$gpus")
   "$BUILD/bin/load_bench" --json --gpu --folder "$folder" --quantize fp8_block "${several[@]}" "${flags[@]}" \
     >"$RESULTS/gpu_load.json"
   status=$?
