@@ -60,7 +60,7 @@ class ItemReader {
     const ReadItem* item = nullptr;
     std::span<std::byte> buffer = {};  // none until it is read
     uint64_t tag = 0;
-    ShardFile::Way way = ShardFile::Way::kBuffered;
+    ShardFile::Way way = ShardFile::Way::kCached;
     bool has_turn = false;   // at the gate
     bool is_queued = false;  // the queue has it
     std::optional<ReadQueue::Completion> completion = std::nullopt;

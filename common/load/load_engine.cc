@@ -44,7 +44,7 @@ struct Tuning {
 // What is known of a load before it is tuned.
 struct Circumstances {
   bool has_queue = false;
-  bool is_on_storage = false;  // or memory has everything
+  bool is_on_storage = false;  // some of the files are; or memory has everything
 };
 
 int64_t ChunkBytes(const LoadOptions& options, bool is_on_storage) {
@@ -121,16 +121,14 @@ using Destinations = std::span<const std::unique_ptr<Destination>>;
 // What the reader threads share: the items to do, and the first error.
 class NodeLoad : public PreparedLoad {
  public:
-  NodeLoad(const LoadSource& source, ShardFiles files, const LoadOptions& options, bool has_queue)
+  NodeLoad(const LoadSource& source, ShardFiles files, const LoadOptions& options, const Circumstances& circumstances)
       : file_system_(source.file_system),
         files_(std::move(files)),
         options_(options),
-        is_on_storage_(AnyIsOnStorage(files_)),
-        reads_(source.checkpoint, source.plan, ChunkBytes(options, is_on_storage_),
+        reads_(source.checkpoint, source.plan, ChunkBytes(options, circumstances.is_on_storage),
                options.buffers == nullptr ? kHugePageBytes : 0),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, {has_queue, is_on_storage_}, buffers_.chunks_in_flight(),
-                     buffers_.SizeOf(reads_.buffer_bytes()))),
+        tuning_(Tune(options, circumstances, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))),
         pool_(buffers_, reads_.buffer_bytes(), tuning_.buffers()),
         gate_(FirstReads(tuning_, reads_.buffer_bytes()), tuning_.reads()) {}
 
@@ -298,7 +296,6 @@ class NodeLoad : public PreparedLoad {
   Destinations destinations_;  // different threads fill different bytes
   const ShardFiles files_;
   const LoadOptions options_;
-  const bool is_on_storage_;  // some of them, when they were opened
   const ReadPlan reads_;
   HeapBuffers heap_;
   BufferSource& buffers_;
@@ -322,8 +319,9 @@ class NodeLoad : public PreparedLoad {
 absl::StatusOr<std::unique_ptr<PreparedLoad>> PreparedLoad::Create(const LoadSource& source,
                                                                    const LoadOptions& options) {
   ASSIGN_OR_RETURN(ShardFiles files, OpenFiles(source));
-  ASSIGN_OR_RETURN(const bool has_queue, HasQueue(source.file_system, options.read_method));
-  return std::make_unique<NodeLoad>(source, std::move(files), options, has_queue);
+  Circumstances circumstances = {.is_on_storage = AnyIsOnStorage(files)};
+  ASSIGN_OR_RETURN(circumstances.has_queue, HasQueue(source.file_system, options.read_method));
+  return std::make_unique<NodeLoad>(source, std::move(files), options, circumstances);
 }
 
 absl::StatusOr<NodeDigests> LoadNode(const LoadSource& source, Destinations destinations, const LoadOptions& options,

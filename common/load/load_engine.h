@@ -51,7 +51,7 @@ struct LoadReport {
   int64_t buffer_bytes = 0;                 // of one
   int64_t buffers_bytes = 0;                // of all that there may be
   int64_t direct_bytes = 0;                 // what was read past the page cache, of whole blocks
-  int storage_reads = 0;                    // that went there at once, in the end: see read_depth.h
+  int storage_reads = 0;                    // that went there at once, in the end: see read_depth.h; 0 if none did
   std::chrono::nanoseconds read_time{0};    // until everything had been read and stored
   std::chrono::nanoseconds digest_time{0};  // what the destinations' Finish took after it
 };

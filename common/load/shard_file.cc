@@ -125,8 +125,8 @@ absl::StatusOr<std::span<const std::byte>> ShardFile::ReadCached(int64_t begin_b
 
 ShardFile::Way ShardFile::WayTo(int64_t begin_bytes, int64_t end_bytes) const {
   const auto direct = Direct();
-  if (direct == nullptr) return Way::kBuffered;
-  return direct->IsCached(begin_bytes, end_bytes - begin_bytes) ? Way::kCached : Way::kDirect;
+  const bool goes_past = direct != nullptr && !direct->IsCached(begin_bytes, end_bytes - begin_bytes);
+  return goes_past ? Way::kDirect : Way::kCached;
 }
 
 bool ShardFile::IsOnStorage() const {

@@ -34,9 +34,8 @@ class ShardFile {
 
   // How the bytes are best read.
   enum class Way {
-    kDirect,    // past the page cache: by Start and Finish, or by Read
-    kCached,    // the page cache has them: by ReadCached
-    kBuffered,  // there is no way past the page cache: by ReadCached, too
+    kDirect,  // past the page cache: by Start and Finish, or by Read
+    kCached,  // through it, which has them, or there is no way past it: by ReadCached
   };
   Way WayTo(int64_t begin_bytes, int64_t end_bytes) const;
 

@@ -74,14 +74,6 @@ class AllGpus : public GpuTest, public ::testing::WithParamInterface<v1::HandleK
     }
   }
 
-  pid_t Broker() const { return static_cast<pid_t>(service_->Health()->process_id()); }
-  bool IsReplaced(pid_t broker) const {
-    return Eventually([&] {
-      const auto health = service_->Health();
-      return health.ok() && health->process_id() != broker;
-    });
-  }
-
   void ExpectAllGivenBack() const {
     for (int rank = 0; rank < Ranks(); ++rank) {
       EXPECT_TRUE(ComesBackTo(free_before_[static_cast<size_t>(rank)], rank))
@@ -101,13 +93,13 @@ INSTANTIATE_TEST_SUITE_P(Gpu, AllGpus, Values(v1::HANDLE_KIND_CUDA_VMM_FD, v1::H
 TEST_P(AllGpus, KeepTheirEnginesReadingWhenTheBrokerIsKilled) {
   ASSERT_THAT(RegisterOnAll(), IsOk());
   const Engines engines = Attach();
-  const pid_t broker = Broker();
+  const pid_t broker = BrokerOf(*service_);
 
   StartToVerify(engines);
   ASSERT_EQ(kill(broker, SIGKILL), 0);
 
   ExpectVerified(engines, 1);
-  ASSERT_TRUE(IsReplaced(broker));
+  ASSERT_TRUE(IsReplaced(*service_, broker));
   StartToVerify(engines);
   ExpectVerified(engines, 2);
   const Engines newcomers = Attach();
@@ -116,12 +108,12 @@ TEST_P(AllGpus, KeepTheirEnginesReadingWhenTheBrokerIsKilled) {
 }
 
 TEST_P(AllGpus, AreGivenBackByALoadWhoseBrokerIsKilled) {
-  const pid_t broker = Broker();
+  const pid_t broker = BrokerOf(*service_);
   std::thread caller([&] { (void)RegisterOnAll(); });
   const bool killed = Eventually([&] { return !service_->Loaders().empty() && kill(broker, SIGKILL) == 0; });
   caller.join();
   ASSERT_TRUE(killed);
-  ASSERT_TRUE(IsReplaced(broker));
+  ASSERT_TRUE(IsReplaced(*service_, broker));
 
   const auto set = RegisterOnAll();
 

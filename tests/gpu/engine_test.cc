@@ -85,16 +85,13 @@ TEST_P(EveryKind, KeepsEnginesReadingWhenTheBrokerIsKilled) {
   ASSERT_THAT(RegisterOnGpu(*service, "small", GetParam()), IsOk());
   Program engine("gpu_engine", EngineFlags(*service, "small"));
   ASSERT_TRUE(engine.WaitForLine("attached")) << engine.Errors();
-  const int64_t broker = service->Health()->process_id();
+  const pid_t broker = BrokerOf(*service);
 
-  ASSERT_EQ(kill(static_cast<pid_t>(broker), SIGKILL), 0);
+  ASSERT_EQ(kill(broker, SIGKILL), 0);
   const FilledGpu pressure(Uuid(), kRoomForNewcomers);
 
   EXPECT_TRUE(Verifies(engine));
-  EXPECT_TRUE(Eventually([&] {
-    const auto health = service->Health();
-    return health.ok() && health->process_id() != broker;
-  }));
+  EXPECT_TRUE(IsReplaced(*service, broker));
   Program newcomer("gpu_engine", EngineFlags(*service, "small"));
   ASSERT_TRUE(newcomer.WaitForLine("attached")) << newcomer.Errors() << newcomer.Output();
   EXPECT_TRUE(Verifies(newcomer));

@@ -58,6 +58,15 @@ std::unique_ptr<Service> GpuTest::StartService(const std::vector<std::string>& f
   return std::make_unique<Service>(flags);
 }
 
+pid_t GpuTest::BrokerOf(const Service& service) { return static_cast<pid_t>(service.Health()->process_id()); }
+
+bool GpuTest::IsReplaced(const Service& service, pid_t killed) {
+  return Eventually([&] {
+    const auto health = service.Health();
+    return health.ok() && health->process_id() != killed;
+  });
+}
+
 absl::StatusOr<v1::WeightSet> GpuTest::RegisterOnGpu(const Service& service, const std::string& model,
                                                      v1::HandleKind kind, const std::vector<std::string>& devices) {
   auto connection = client::Connection::Open({.socket_path = service.socket()});

@@ -54,6 +54,11 @@ class GpuTest : public ::testing::Test {
   // A service that may use every GPU.
   static std::unique_ptr<Service> StartService(const std::vector<std::string>& flags = {});
 
+  // The broker that answers.
+  static pid_t BrokerOf(const Service& service);
+  // Whether another broker than `killed` answers, in time.
+  static bool IsReplaced(const Service& service, pid_t killed);
+
   // Registers, and waits until it is resident. Empty `devices`: the first GPU.
   static absl::StatusOr<v1::WeightSet> RegisterOnGpu(const Service& service, const std::string& model,
                                                      v1::HandleKind kind = v1::HANDLE_KIND_CUDA_VMM_FD,

@@ -44,16 +44,6 @@ std::string OomScoreOf(pid_t pid) {
 
 class GpuServiceTest : public GpuTest {
  protected:
-  static pid_t BrokerOf(const Service& service) { return static_cast<pid_t>(service.Health()->process_id()); }
-
-  // Once another broker than `killed` answers.
-  static bool IsReplaced(const Service& service, pid_t killed) {
-    return Eventually([&] {
-      const auto health = service.Health();
-      return health.ok() && health->process_id() != killed;
-    });
-  }
-
   // What NVML lists of the GPU, for a message.
   static std::string Processes() {
     const auto inventory = OpenNvml();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -290,14 +291,14 @@ TEST(ReadPlan, GivesRowsThatAreQuantizedByWholeRowsOfBlocksHoweverLarge) {
 std::map<int64_t, int> ItemsOfEachLanding(const Example& example, const ReadPlan& reads, int64_t landing_bytes) {
   std::map<int64_t, int> items;
   for (const ReadItem& item : reads.items()) {
-    std::map<int64_t, int> touched;
+    std::set<int64_t> touched;
     for (const Transfer& transfer : reads.TransfersOf(item, 0)) {
       const TensorPlacement& tensor = example.plan().shards[0].tensors[static_cast<size_t>(transfer.tensor)];
       const int64_t begin = tensor.slab_offset_bytes + transfer.offset;
       const int64_t end = begin + transfer.run_elements;
-      for (int64_t i = begin / landing_bytes; i <= (end - 1) / landing_bytes; ++i) touched[i] = 1;
+      for (int64_t i = begin / landing_bytes; i <= (end - 1) / landing_bytes; ++i) touched.insert(i);
     }
-    for (const auto& [landing, one] : touched) items[landing] += one;
+    for (const int64_t landing : touched) ++items[landing];
   }
   return items;
 }
