@@ -7,13 +7,15 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "common/base/status_macros.h"
 
 namespace weightbroker::bench {
 namespace {
 
-constexpr std::align_val_t kAlignment{2 << 20};
+constexpr int64_t kHugePageBytes = 2 << 20;
+constexpr std::align_val_t kAlignment{kHugePageBytes};
 
 }  // namespace
 
@@ -21,14 +23,12 @@ int CoreCount() { return static_cast<int>(std::max(1u, std::thread::hardware_con
 
 void Buffers::Deleter::operator()(std::byte* data) const { ::operator delete(data, kAlignment); }
 
-Buffers::Buffers(const BufferShape& shape) : size_bytes_(shape.size_bytes) {
-  const auto size = static_cast<size_t>(shape.size_bytes);
-  for (int i = 0; i < shape.count; ++i) {
-    auto* const data = static_cast<std::byte*>(::operator new(size, kAlignment));
-    madvise(data, size, shape.huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    std::memset(data, 0x5A, size);
-    memory_.emplace_back(data);
-  }
+Buffers::Buffers(const BufferShape& shape) : count_(shape.count), size_bytes_(shape.size_bytes) {
+  const int64_t wanted = count_ * size_bytes_;
+  const auto size = static_cast<size_t>((wanted + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  memory_.reset(static_cast<std::byte*>(::operator new(size, kAlignment)));
+  madvise(memory_.get(), size, shape.huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  std::memset(memory_.get(), 0x5A, size);
 }
 
 absl::Status ForEachInParallel(int64_t count, const Buffers& buffers,

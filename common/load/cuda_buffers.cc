@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -14,6 +15,10 @@
 
 namespace weightbroker {
 namespace {
+
+int64_t RoundUpToHugePages(int64_t size_bytes) {
+  return (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
 
 // Has the kernel make the pages, which pinning would otherwise wait for.
 void Touch(std::byte* data, int64_t size_bytes) {
@@ -34,13 +39,9 @@ CudaBuffers::~CudaBuffers() {
   }
 }
 
-int64_t CudaBuffers::SizeOf(int64_t size_bytes) const {
-  return (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-}
-
 absl::StatusOr<CudaBuffers::Block> CudaBuffers::Take(int64_t count, int64_t buffer_bytes) {
   Block block;
-  block.size_bytes = count * buffer_bytes;
+  block.size_bytes = RoundUpToHugePages(count * buffer_bytes);
   block.buffer_bytes = buffer_bytes;
   block.data = static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, static_cast<size_t>(block.size_bytes)));
   if (block.data == nullptr) {
@@ -54,7 +55,7 @@ absl::StatusOr<CudaBuffers::Block> CudaBuffers::Take(int64_t count, int64_t buff
 }
 
 absl::Status CudaBuffers::Reserve(int count, int64_t buffer_bytes) {
-  ASSIGN_OR_RETURN(Block block, Take(count, SizeOf(buffer_bytes)));
+  ASSIGN_OR_RETURN(Block block, Take(count, buffer_bytes));
   MutexLock lock(mutex_);
   blocks_.push_back(std::move(block));
   return absl::OkStatus();
@@ -83,7 +84,7 @@ void CudaBuffers::PinBlock(Block& block) {
   CudaResult result = PinPart(block, block.size_bytes);
   if (result == kCudaSuccess) return;
   do {
-    result = PinPart(block, block.buffer_bytes);
+    result = PinPart(block, std::min(block.buffer_bytes, block.size_bytes - block.pinned_bytes));
   } while (result == kCudaSuccess && block.pinned_bytes < block.size_bytes);
   if (result == kCudaSuccess || std::exchange(has_warned_, true)) return;
   Log(LogLevel::kWarning, "load.not_pinned",
@@ -93,15 +94,15 @@ void CudaBuffers::PinBlock(Block& block) {
 
 absl::StatusOr<std::span<std::byte>> CudaBuffers::Allocate(int64_t size_bytes) {
   MutexLock lock(mutex_);
-  const bool fits = !blocks_.empty() && blocks_.back().size_bytes - blocks_.back().given_bytes >= SizeOf(size_bytes);
+  const bool fits = !blocks_.empty() && blocks_.back().size_bytes - blocks_.back().given_bytes >= size_bytes;
   if (!fits) {
-    ASSIGN_OR_RETURN(Block block, Take(1, SizeOf(size_bytes)));
+    ASSIGN_OR_RETURN(Block block, Take(1, size_bytes));
     if (context_.has_value()) PinBlock(block);
     blocks_.push_back(std::move(block));
   }
   Block& block = blocks_.back();
   const std::span buffer(block.data + block.given_bytes, static_cast<size_t>(size_bytes));
-  block.given_bytes += SizeOf(size_bytes);
+  block.given_bytes += size_bytes;
   return buffer;
 }
 

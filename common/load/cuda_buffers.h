@@ -40,7 +40,6 @@ class CudaBuffers : public BufferSource {
   void Pin(const CudaContext& context);
 
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override;
-  int64_t SizeOf(int64_t size_bytes) const override;  // whole huge pages
   int chunks_in_flight() const override { return 1; }
 
   // How much of what was taken could be pinned, and how much could not, or not yet.

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "absl/strings/str_cat.h"
@@ -13,17 +14,28 @@
 namespace weightbroker {
 
 absl::StatusOr<std::span<std::byte>> HeapBuffers::Allocate(int64_t size_bytes) {
-  const std::align_val_t alignment{
-      static_cast<size_t>(size_bytes >= kHugePageBytes ? kHugePageBytes : kDirectAlignmentBytes)};
+  MutexLock lock(mutex_);
+  if (static_cast<int64_t>(rest_.size()) < size_bytes) {
+    ASSIGN_OR_RETURN(rest_, NewBlock(std::max(size_bytes, kHugePageBytes)));
+  }
+  const std::span<std::byte> buffer = rest_.first(static_cast<size_t>(size_bytes));
+  rest_ = rest_.subspan(buffer.size());
+  return buffer;
+}
+
+int64_t HeapBuffers::SizeOf(int64_t size_bytes) const {
+  return size_bytes < kHugePageBytes ? kHugePageBytes / (kHugePageBytes / size_bytes) : size_bytes;
+}
+
+absl::StatusOr<std::span<std::byte>> HeapBuffers::NewBlock(int64_t size_bytes) {
   const auto size = static_cast<size_t>(size_bytes);
-  auto* const data = static_cast<std::byte*>(::operator new(size, alignment, std::nothrow));
+  auto* const data = static_cast<std::byte*>(::operator new(size, kBlockAlignment, std::nothrow));
   if (data == nullptr) {
-    return MakeError(Reason::kMemoryExhausted, absl::StrCat("no memory for a read buffer of ", size_bytes, " bytes"),
+    return MakeError(Reason::kMemoryExhausted, absl::StrCat("no memory for read buffers of ", size_bytes, " bytes"),
                      {{"need_bytes", absl::StrCat(size_bytes)}});
   }
-  if (size_bytes >= kHugePageBytes) madvise(data, size, MADV_HUGEPAGE);  // a wish
-  MutexLock lock(mutex_);
-  buffers_.emplace_back(data, Deleter{alignment});
+  madvise(data, size, MADV_HUGEPAGE);  // a wish
+  blocks_.emplace_back(data);
   return std::span(data, size);
 }
 

@@ -10,12 +10,23 @@ constexpr double kGainOfMore = 1.10;
 constexpr double kGainOfFewer = 1.03;
 constexpr int64_t kTurnsOfWindow = 8;
 constexpr int64_t kFewestReadsOfWindow = 16;
-constexpr int kWindowsBetweenTries = 12;
+constexpr int kFirstWindowsBetweenTries = 12;
+constexpr int kMostWindowsBetweenTries = 768;
+constexpr int kWinsNeeded = 2;
+constexpr double kLossOfChange = 0.5;  // so much slower, it may like fewer now: they are tried at once
 
 // Of the rate at the settled limit, which drifts with what else the storage has to do.
 constexpr double kWeightOfNewRate = 0.3;
 
 }  // namespace
+
+ReadDepth::ReadDepth(int first, int most)
+    : fewest_(first),
+      most_(most),
+      limit_(first),
+      settled_(first),
+      tried_(first),
+      windows_between_tries_(kFirstWindowsBetweenTries) {}
 
 int64_t ReadDepth::ReadsOfWindow() const { return std::max(kFewestReadsOfWindow, kTurnsOfWindow * limit_); }
 
@@ -27,42 +38,61 @@ void ReadDepth::Completed(int64_t bytes, int64_t now_ns) {
   }
   bytes_ += bytes;
   if (++reads_ < ReadsOfWindow() || now_ns <= start_ns_) return;
-  EndWindow(static_cast<double>(bytes_) / static_cast<double>(now_ns - start_ns_));
+  const double rate = static_cast<double>(bytes_) / static_cast<double>(now_ns - start_ns_);
   start_ns_ = now_ns;
   bytes_ = 0;
   reads_ = 0;
+  EndWindow(rate);
 }
 
 void ReadDepth::EndWindow(double rate) {
-  if (limit_ == settled_) {
-    settled_rate_ = settled_rate_ == 0 ? rate : settled_rate_ + kWeightOfNewRate * (rate - settled_rate_);
-    if (is_growing_) return Try(2 * settled_);
-    if (--windows_until_try_ > 0) return;
-    tried_more_ = !tried_more_;
-    return Try(tried_more_ ? 2 * settled_ : settled_ / 2);
+  if (limit_ == settled_) return EndSettledWindow(rate);
+  const bool is_win = rate > settled_rate_ * (limit_ > settled_ ? kGainOfMore : kGainOfFewer);
+  if (!is_win) {
+    windows_between_tries_ = std::min(2 * windows_between_tries_, kMostWindowsBetweenTries);
+    return EndTrial();
   }
-  const bool is_better = rate > settled_rate_ * (limit_ > settled_ ? kGainOfMore : kGainOfFewer);
-  if (!is_better) {
-    limit_ = settled_;
-    return Settle();
-  }
-  settled_ = limit_;
+  if (++wins_ < kWinsNeeded) return MoveTo(settled_);
+  settled_ = tried_;
   settled_rate_ = rate;
-  if (is_growing_) return Try(2 * settled_);
-  Settle();
+  windows_between_tries_ = kFirstWindowsBetweenTries;
+  if (!is_growing_) return EndTrial();
+  StartTrial(2 * settled_);
 }
 
-void ReadDepth::Try(int limit) {
-  limit = std::clamp(limit, fewest_, most_);
-  if (limit == settled_) return Settle();
-  limit_ = limit;
-  is_first_read_ = true;  // the first is only for the clock
+void ReadDepth::EndSettledWindow(double rate) {
+  if (rate < kLossOfChange * settled_rate_) {
+    settled_rate_ = rate;
+    tried_more_ = true;
+    windows_between_tries_ = kFirstWindowsBetweenTries;
+    windows_until_try_ = 0;
+  }
+  settled_rate_ = settled_rate_ == 0 ? rate : settled_rate_ + kWeightOfNewRate * (rate - settled_rate_);
+  if (wins_ > 0) return MoveTo(tried_);
+  if (is_growing_) return StartTrial(2 * settled_);
+  if (--windows_until_try_ > 0) return;
+  tried_more_ = !tried_more_;
+  StartTrial(tried_more_ ? 2 * settled_ : settled_ / 2);
 }
 
-void ReadDepth::Settle() {
+void ReadDepth::StartTrial(int limit) {
+  tried_ = std::clamp(limit, fewest_, most_);
+  wins_ = 0;
+  if (tried_ == settled_) return EndTrial();
+  MoveTo(tried_);
+}
+
+void ReadDepth::EndTrial() {
   is_growing_ = false;
-  windows_until_try_ = kWindowsBetweenTries;
-  is_first_read_ = true;
+  tried_ = settled_;
+  wins_ = 0;
+  windows_until_try_ = windows_between_tries_;
+  MoveTo(settled_);
+}
+
+void ReadDepth::MoveTo(int limit) {
+  limit_ = limit;
+  is_first_read_ = true;  // only for the clock: what it took began before the limit was this
 }
 
 }  // namespace weightbroker

@@ -217,23 +217,24 @@ TEST_F(CudaDestinationTest, AnErrorOfEveryCallIsReportedByItsNameAndNothingIsLef
 }
 
 TEST_F(CudaDestinationTest, ReadBuffersArePinnedAtOnceAndGivenBack) {
+  constexpr int64_t kMiB = 1 << 20;
   CudaBuffers buffers;
-  ASSERT_THAT(buffers.Reserve(3, 8192), IsOk());
+  ASSERT_THAT(buffers.Reserve(3, kMiB), IsOk());
   EXPECT_EQ(buffers.pinned_bytes(), 0) << "without a context nothing can be";
   buffers.Pin(*CudaContext::Retain(cuda_, 0));
   EXPECT_EQ(cuda_.registered_runs(), 1);
-  EXPECT_EQ(buffers.pinned_bytes(), 6 << 20) << "whole huge pages";
+  EXPECT_EQ(buffers.pinned_bytes(), 4 * kMiB) << "whole huge pages";
   std::set<std::byte*> starts;
-  for (int i = 0; i < 3; ++i) {
-    const auto buffer = buffers.Allocate(8192);
+  for (int i = 0; i < 4; ++i) {
+    const auto buffer = buffers.Allocate(kMiB);
     ASSERT_THAT(buffer, IsOk());
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % kMiB, 0u);
     starts.insert(buffer->data());
   }
-  EXPECT_EQ(starts.size(), 3u);
-  EXPECT_EQ(buffers.pinned_bytes(), 6 << 20) << "what was reserved was enough";
-  ASSERT_THAT(buffers.Allocate(8192), IsOk());
-  EXPECT_EQ(buffers.pinned_bytes(), 8 << 20) << "and more than that is pinned when it is asked for";
+  EXPECT_EQ(starts.size(), 4u);
+  EXPECT_EQ(buffers.pinned_bytes(), 4 * kMiB) << "what was reserved was enough: two share a huge page";
+  ASSERT_THAT(buffers.Allocate(kMiB), IsOk());
+  EXPECT_EQ(buffers.pinned_bytes(), 6 * kMiB) << "and more than that is pinned when it is asked for";
   EXPECT_EQ(buffers.unpinned_bytes(), 0);
 }
 
@@ -252,7 +253,7 @@ TEST_F(CudaDestinationTest, ReadBuffersThatCannotBePinnedAreOrdinaryMemoryAndTha
   cuda_.Fail("cuMemHostRegister", kCudaOutOfMemory);
   ::testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i) {
-    const auto buffer = buffers.Allocate(8192);
+    const auto buffer = buffers.Allocate(2 << 20);
     ASSERT_THAT(buffer, IsOk());
     std::fill(buffer->begin(), buffer->end(), std::byte{1});
   }

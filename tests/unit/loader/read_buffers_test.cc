@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/error.h"
+#include "common/base/file.h"
 #include "tests/support/status_matchers.h"
 
 namespace weightbroker {
@@ -47,6 +48,28 @@ class RecordingDestination : public Destination {
   std::vector<const std::byte*> released;
   absl::Status status;
 };
+
+TEST(HeapBuffers, SeveralLieOnOneHugePage) {
+  HeapBuffers buffers;
+  const auto first = buffers.Allocate(kHugePageBytes / 2);
+  const auto second = buffers.Allocate(kHugePageBytes / 2);
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT(second, IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first->data()) % kHugePageBytes, 0u);
+  EXPECT_EQ(second->data(), first->data() + first->size());
+  EXPECT_EQ(buffers.SizeOf(kHugePageBytes / 2), kHugePageBytes / 2);
+}
+
+TEST(HeapBuffers, CountWithWhatIsLeftOverOfAHugePage) {
+  HeapBuffers buffers;
+  EXPECT_EQ(buffers.SizeOf(kHugePageBytes / 2 + kDirectAlignmentBytes), kHugePageBytes);
+  EXPECT_EQ(buffers.SizeOf(3 * kHugePageBytes / 2), 3 * kHugePageBytes / 2);
+  const auto buffer = buffers.Allocate(kHugePageBytes / 2 + kDirectAlignmentBytes);
+  const auto next = buffers.Allocate(kHugePageBytes / 2 + kDirectAlignmentBytes);
+  ASSERT_THAT(buffer, IsOk());
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(next->data()) % kHugePageBytes, 0u) << "on a huge page of its own";
+}
 
 class ReadBuffersTest : public ::testing::Test {
  protected:
