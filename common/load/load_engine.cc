@@ -87,16 +87,26 @@ Tuning Tune(const LoadOptions& options, const Circumstances& circumstances, int 
   return tuning;
 }
 
-// How many reads go to storage before it is known what it likes. Threads whose chunks are not needed
-// any more once they are stored have done that themselves.
-int FirstReads(const Tuning& tuning, int64_t buffer_bytes, int chunks_in_flight) {
+// How many reads go to storage before it is known what it likes: two at least, so that it has something to do whenever
+// a turn passes. Threads whose chunks are not needed any more once they are stored have done that themselves. Where
+// memory has everything none goes there, and nobody need wait for a turn.
+int FirstReads(const Tuning& tuning, bool is_on_storage, int64_t buffer_bytes, int chunks_in_flight) {
+  if (!is_on_storage) return tuning.reads();
   const int64_t first_bytes = chunks_in_flight == 0 ? kFirstBytesUnderWayOfBusyThreads : kFirstBytesUnderWay;
   const int64_t nearest = (first_bytes + buffer_bytes / 2) / buffer_bytes;
-  return static_cast<int>(std::clamp<int64_t>(nearest, 1, tuning.reads()));
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(nearest, 2), tuning.reads()));
 }
 
 void LogNoQueue(const absl::Status& error) {
   Log(LogLevel::kWarning, "load.io_uring_unavailable", {{"error", std::string(error.message())}});
+}
+
+absl::Status WithRemedy(const absl::Status& error) {
+  return MakeError(Reason::kSystemError,
+                   absl::StrCat(error.message(),
+                                ": the read method is io_uring, which this process may not use; with "
+                                "auto or pread it is read without"),
+                   GetErrorDetails(error).metadata);
 }
 
 // Whether to read by io_uring; says so if this process may not. SYSTEM_ERROR if it must and may not.
@@ -104,7 +114,7 @@ absl::StatusOr<bool> HasQueue(FileSystem& file_system, ReadMethod wanted) {
   if (wanted == ReadMethod::kPread) return false;
   const auto queue = file_system.NewReadQueue(1);
   if (queue.ok()) return true;
-  if (wanted == ReadMethod::kIoUring) return queue.status();
+  if (wanted == ReadMethod::kIoUring) return WithRemedy(queue.status());
   LogNoQueue(queue.status());
   return false;
 }
@@ -146,7 +156,8 @@ class NodeLoad : public PreparedLoad {
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
         tuning_(Tune(options, circumstances, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))),
         pool_(buffers_, reads_.buffer_bytes(), tuning_.buffers()),
-        gate_(FirstReads(tuning_, reads_.buffer_bytes(), buffers_.chunks_in_flight()), tuning_.reads()) {}
+        gate_(FirstReads(tuning_, circumstances.is_on_storage, reads_.buffer_bytes(), buffers_.chunks_in_flight()),
+              tuning_.reads()) {}
 
   int buffer_count() const override {
     return static_cast<int>(std::min(tuning_.buffers(), static_cast<int64_t>(reads_.items().size())));
@@ -237,7 +248,8 @@ class NodeLoad : public PreparedLoad {
   absl::StatusOr<std::unique_ptr<ReadQueue>> NewQueue() {
     if (!tuning_.has_queue) return nullptr;
     auto queue = file_system_.NewReadQueue(tuning_.reads_per_thread);
-    if (queue.ok() || options_.read_method == ReadMethod::kIoUring) return queue;
+    if (queue.ok()) return queue;
+    if (options_.read_method == ReadMethod::kIoUring) return WithRemedy(queue.status());
     if (!lacks_queues_.exchange(true)) LogNoQueue(queue.status());
     return nullptr;
   }

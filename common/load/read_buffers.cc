@@ -16,15 +16,11 @@ namespace weightbroker {
 absl::StatusOr<std::span<std::byte>> HeapBuffers::Allocate(int64_t size_bytes) {
   MutexLock lock(mutex_);
   if (static_cast<int64_t>(rest_.size()) < size_bytes) {
-    ASSIGN_OR_RETURN(rest_, NewBlock(std::max(size_bytes, kHugePageBytes)));
+    ASSIGN_OR_RETURN(rest_, NewBlock(std::max(size_bytes, kBlockBytes)));
   }
   const std::span<std::byte> buffer = rest_.first(static_cast<size_t>(size_bytes));
   rest_ = rest_.subspan(buffer.size());
   return buffer;
-}
-
-int64_t HeapBuffers::SizeOf(int64_t size_bytes) const {
-  return size_bytes < kHugePageBytes ? kHugePageBytes / (kHugePageBytes / size_bytes) : size_bytes;
 }
 
 absl::StatusOr<std::span<std::byte>> HeapBuffers::NewBlock(int64_t size_bytes) {

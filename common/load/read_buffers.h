@@ -31,10 +31,10 @@ namespace weightbroker {
 class HeapBuffers : public BufferSource {
  public:
   absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) override;
-  int64_t SizeOf(int64_t size_bytes) const override;
 
  private:
   static constexpr std::align_val_t kBlockAlignment{kHugePageBytes};
+  static constexpr int64_t kBlockBytes = 16 << 20;  // of which pages are there once they are read into
   struct Deleter {
     void operator()(std::byte* data) const { ::operator delete(data, kBlockAlignment); }
   };

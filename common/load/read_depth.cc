@@ -13,7 +13,10 @@ constexpr int64_t kFewestReadsOfWindow = 16;
 constexpr int kFirstWindowsBetweenTries = 12;
 constexpr int kMostWindowsBetweenTries = 768;
 constexpr int kWinsNeeded = 2;
-constexpr double kLossOfChange = 0.5;  // so much slower, it may like fewer now: they are tried at once
+
+// After so many windows that are so much slower storage is another, and may like fewer.
+constexpr double kLossOfChange = 0.5;
+constexpr int kLossesOfChange = 2;
 
 // Of the rate at the settled limit, which drifts with what else the storage has to do.
 constexpr double kWeightOfNewRate = 0.3;
@@ -62,22 +65,26 @@ void ReadDepth::EndWindow(double rate) {
 
 void ReadDepth::EndSettledWindow(double rate) {
   if (rate < kLossOfChange * settled_rate_) {
+    if (++losses_ < kLossesOfChange) return;
     settled_rate_ = rate;
-    tried_more_ = true;
+    is_growing_ = false;
+    tried_more_ = false;
     windows_between_tries_ = kFirstWindowsBetweenTries;
-    windows_until_try_ = 0;
+    return StartTrial(settled_ / 2);
   }
+  losses_ = 0;
   settled_rate_ = settled_rate_ == 0 ? rate : settled_rate_ + kWeightOfNewRate * (rate - settled_rate_);
   if (wins_ > 0) return MoveTo(tried_);
   if (is_growing_) return StartTrial(2 * settled_);
   if (--windows_until_try_ > 0) return;
-  tried_more_ = !tried_more_;
+  tried_more_ = !tried_more_ || settled_ == fewest_;
   StartTrial(tried_more_ ? 2 * settled_ : settled_ / 2);
 }
 
 void ReadDepth::StartTrial(int limit) {
   tried_ = std::clamp(limit, fewest_, most_);
   wins_ = 0;
+  losses_ = 0;
   if (tried_ == settled_) return EndTrial();
   MoveTo(tried_);
 }

@@ -8,10 +8,11 @@
 // A window is long enough that each of the reads under way is replaced several times. As long as twice as many reads
 // bring a tenth more bytes a second the limit doubles. Once they do not it stays, and from time to time half and twice
 // as many are tried, in turn, half as often each time that they were no better: with tries as often as at first two
-// cores loaded 4 GiB with 0.945 of a disk's rate, without any with 0.966. Once the rate has halved, fewer are tried at
-// once. What is tried must win twice, with a window at the limit that holds in between: one window of a virtual disk
-// was off from the next by 8 %, and now and then by half. Never are there fewer than the first: noise led to one then,
-// with which storage has nothing to do whenever a turn passes from one thread to another. Not thread-safe.
+// cores loaded 4 GiB with 0.945 of a disk's rate, without any with 0.966. Once the rate has been less than half
+// twice in a row, fewer are tried at once. What is tried must win twice, with a window at the limit that holds in
+// between: one window of a virtual disk was off from the next by 8 %, and now and then by half. Never are there fewer
+// than the first: noise led to one then, with which storage has nothing to do whenever a turn passes from one thread to
+// another. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,7 @@ class ReadDepth {
   double settled_rate_ = 0;  // bytes a nanosecond at it; 0: not measured
   int tried_;                // the limit that is being tried, also in the window between; `settled_` if none is
   int wins_ = 0;             // of that trial
+  int losses_ = 0;           // windows in a row, at the limit that holds, at less than half of its rate
   bool is_growing_ = true;   // until twice as many were no better
   bool tried_more_ = true;   // last, and not fewer
   int windows_between_tries_;

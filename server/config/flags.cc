@@ -82,7 +82,7 @@ constexpr FlagRow kRows[] = {
     {"reads_per_thread", kText, kEverywhere, "N", "0",
      "Reads that each of them has under way at once with io_uring, at most 64; 0 chooses"},
     {"read_chunk", kText, kEverywhere, "BYTES", "0",
-     "Length of one read, a multiple of 4KiB from 8KiB to 256MiB; 0 chooses: 2MiB, from memory to a GPU 4MiB"},
+     "Length of one read, a multiple of 4KiB from 8KiB to 256MiB; 0 chooses: 1MiB, from memory 2MiB, to a GPU 4MiB"},
     {"read_method", kText, kEverywhere, "METHOD", "auto",
      "How checkpoints are read: io_uring, which fails where the system does not allow it, pread, or auto: io_uring "
      "where it is allowed"},

@@ -7,11 +7,13 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
 #include "common/base/error.h"
 #include "common/base/file.h"
+#include "common/memory/host_slab.h"
 #include "tests/support/status_matchers.h"
 
 namespace weightbroker {
@@ -49,26 +51,32 @@ class RecordingDestination : public Destination {
   absl::Status status;
 };
 
-TEST(HeapBuffers, SeveralLieOnOneHugePage) {
+TEST(HeapBuffers, LieOneBehindTheOtherSoThatShortOnesAreOnHugePagesToo) {
+  constexpr int64_t kSizeBytes = kHugePageBytes / 2 + kDirectAlignmentBytes;
   HeapBuffers buffers;
-  const auto first = buffers.Allocate(kHugePageBytes / 2);
-  const auto second = buffers.Allocate(kHugePageBytes / 2);
+  const auto first = buffers.Allocate(kSizeBytes);
   ASSERT_THAT(first, IsOk());
-  ASSERT_THAT(second, IsOk());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first->data()) % kHugePageBytes, 0u);
-  EXPECT_EQ(second->data(), first->data() + first->size());
-  EXPECT_EQ(buffers.SizeOf(kHugePageBytes / 2), kHugePageBytes / 2);
+  for (int i = 1; i < 10; ++i) {
+    const auto next = buffers.Allocate(kSizeBytes);
+    ASSERT_THAT(next, IsOk());
+    EXPECT_EQ(next->data(), first->data() + i * kSizeBytes);
+  }
 }
 
-TEST(HeapBuffers, CountWithWhatIsLeftOverOfAHugePage) {
+TEST(HeapBuffers, AreForReadingPastThePageCacheWhateverTheirNumber) {
   HeapBuffers buffers;
-  EXPECT_EQ(buffers.SizeOf(kHugePageBytes / 2 + kDirectAlignmentBytes), kHugePageBytes);
-  EXPECT_EQ(buffers.SizeOf(3 * kHugePageBytes / 2), 3 * kHugePageBytes / 2);
-  const auto buffer = buffers.Allocate(kHugePageBytes / 2 + kDirectAlignmentBytes);
-  const auto next = buffers.Allocate(kHugePageBytes / 2 + kDirectAlignmentBytes);
-  ASSERT_THAT(buffer, IsOk());
-  ASSERT_THAT(next, IsOk());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(next->data()) % kHugePageBytes, 0u) << "on a huge page of its own";
+  std::set<std::byte*> starts;
+  for (const int64_t size_bytes : {3 * kDirectAlignmentBytes, 5 * kHugePageBytes, 11 * kHugePageBytes}) {
+    for (int i = 0; i < 20; ++i) {
+      const auto buffer = buffers.Allocate(size_bytes);
+      ASSERT_THAT(buffer, IsOk());
+      EXPECT_EQ(static_cast<int64_t>(buffer->size()), size_bytes);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % kDirectAlignmentBytes, 0u);
+      EXPECT_TRUE(starts.insert(buffer->data()).second);
+      buffer->back() = std::byte{1};
+    }
+  }
 }
 
 class ReadBuffersTest : public ::testing::Test {

@@ -83,6 +83,34 @@ TEST(ReadDepth, NoiseDoesNotMakeMoreReadsOfOnesThatAreEnough) {
   EXPECT_LE(raised, 10) << "of 200 loads";
 }
 
+TEST(ReadDepth, OneBadWindowNowAndThenIsNoChangeOfTheStorage) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    int64_t reads_done = 0;
+    const auto array = [&](int reads) {
+      const bool is_bad = reads_done++ / 64 % 33 == 7;
+      return (is_bad ? 0.4 : 1.0) * 1.5 * std::min(reads, 48);
+    };
+    EXPECT_THAT(LoadFrom(array, 4, 48, 0.1, seed).settled(), Ge(24)) << "seed " << seed;
+  }
+}
+
+TEST(ReadDepth, TriesLessOftenWhatBringsNothing) {
+  int64_t tries = 0;
+  const auto virtual_disk = [&](int reads) {
+    tries += reads > 4;
+    return 2.5;
+  };
+  LoadFrom(virtual_disk, 4, 48);
+  EXPECT_LE(tries, 4096 / 10) << "reads of 4096 that went with more under way than is enough";
+  EXPECT_GT(tries, 0);
+}
+
+TEST(ReadDepth, GivesUpATryWhenStorageHalves) {
+  int64_t reads_done = 0;
+  const auto shared = [&](int reads) { return ++reads_done < 100 ? 1.5 * reads : reads <= 4 ? 0.5 : 0.1; };
+  EXPECT_LE(LoadFrom(shared, 4, 48).settled(), 4);
+}
+
 TEST(ReadDepth, SurvivesAClockThatStandsStill) {
   ReadDepth depth(2, 16);
   for (int i = 0; i < 1000; ++i) depth.Completed(kReadBytes, 7);
