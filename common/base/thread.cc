@@ -29,4 +29,13 @@ std::thread StartThreadOrExit(const std::string& what, std::function<void()> bod
   _exit(1);
 }
 
+void ExitUnlessEndedWithin(std::chrono::milliseconds limit, const std::string& event) {
+  auto watch = StartThread("the end of the process", [limit, event] {
+    std::this_thread::sleep_for(limit);
+    Log(LogLevel::kError, event, {{"after_ms", absl::StrCat(limit.count())}});
+    _exit(1);
+  });
+  if (watch.ok()) watch->detach();
+}
+
 }  // namespace weightbroker

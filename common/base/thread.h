@@ -6,6 +6,7 @@
 // Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
@@ -19,5 +20,9 @@ absl::StatusOr<std::thread> StartThread(const std::string& what, std::function<v
 
 // For threads without which a program cannot work at all: ends the process with exit code 1 and a log line instead.
 std::thread StartThreadOrExit(const std::string& what, std::function<void()> body);
+
+// Ends the process with exit code 1 and a log line `event` if it still is there after `limit`. If no thread is to be
+// had for it, nothing happens.
+void ExitUnlessEndedWithin(std::chrono::milliseconds limit, const std::string& event);
 
 }  // namespace weightbroker

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -48,6 +49,7 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;  // the configuration is invalid: only a person can change that
 constexpr char kReloadSignal[] = "SIGHUP";
 constexpr int kExitKilled = 128 + SIGTERM;
+constexpr std::chrono::seconds kTakeDownLimit{10};
 // gRPC, the endpoint, the keeper and the metrics take some 40; the rest is for connections and what is resident.
 constexpr int64_t kLeastOpenFiles = 128;
 
@@ -258,6 +260,9 @@ absl::Status Serve(const BrokerConfig& config) {
   });
   if (second_signal.ok()) second_signal->detach();
   broker->Shutdown();
+  // gRPC, which is taken down next, then waits for ever if once it could not start a thread (1.51, seen with a limit of
+  // processes that was used up for a while).
+  ExitUnlessEndedWithin(kTakeDownLimit, "broker.stuck");
   if (!around.keeper_lost) return absl::OkStatus();
   return MakeError(Reason::kServiceUnavailable,
                    "the keeper has gone: engines go on with what they have mapped; start the service anew");

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
 
 #include "tests/support/no_more_threads.h"
 #include "tests/support/status_matchers.h"
@@ -38,6 +42,24 @@ TEST(StartThreadDeathTest, EndsAProgramThatCannotWorkWithoutIt) {
         StartThreadOrExit("a test", [] {});
       },
       ExitedWithCode(1), "event=thread.not_started");
+}
+
+TEST(ExitUnlessEndedWithinDeathTest, EndsAProgramThatDoesNotEnd) {
+  EXPECT_EXIT(
+      {
+        ExitUnlessEndedWithin(std::chrono::milliseconds(20), "broker.stuck");
+        pause();
+      },
+      ExitedWithCode(1), "event=broker.stuck after_ms=20");
+}
+
+TEST(ExitUnlessEndedWithinDeathTest, LeavesOneAloneThatDoes) {
+  EXPECT_EXIT(
+      {
+        ExitUnlessEndedWithin(std::chrono::hours(1), "broker.stuck");
+        std::exit(7);
+      },
+      ExitedWithCode(7), "");
 }
 
 }  // namespace
