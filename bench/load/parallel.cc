@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
+#include "common/memory/huge_pages.h"
 
 namespace weightbroker::bench {
 namespace {
 
-constexpr int64_t kHugePageBytes = 2 << 20;
 constexpr std::align_val_t kAlignment{kHugePageBytes};
 
 }  // namespace
@@ -24,8 +24,7 @@ int CoreCount() { return static_cast<int>(std::max(1u, std::thread::hardware_con
 void Buffers::Deleter::operator()(std::byte* data) const { ::operator delete(data, kAlignment); }
 
 Buffers::Buffers(const BufferShape& shape) : count_(shape.count), size_bytes_(shape.size_bytes) {
-  const int64_t wanted = count_ * size_bytes_;
-  const auto size = static_cast<size_t>((wanted + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  const auto size = static_cast<size_t>(RoundUpToHugePages(count_ * size_bytes_));
   memory_.reset(static_cast<std::byte*>(::operator new(size, kAlignment)));
   madvise(memory_.get(), size, shape.huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   std::memset(memory_.get(), 0x5A, size);

@@ -11,14 +11,10 @@
 #include "common/base/error.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/memory/host_slab.h"
+#include "common/memory/huge_pages.h"
 
 namespace weightbroker {
 namespace {
-
-int64_t RoundUpToHugePages(int64_t size_bytes) {
-  return (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-}
 
 // Has the kernel make the pages, which pinning would otherwise wait for.
 void Touch(std::byte* data, int64_t size_bytes) {

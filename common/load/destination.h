@@ -67,9 +67,6 @@ class BufferSource {
   // there is none. Thread-safe.
   virtual absl::StatusOr<std::span<std::byte>> Allocate(int64_t size_bytes) = 0;
 
-  // How much memory a buffer of that size takes.
-  virtual int64_t SizeOf(int64_t size_bytes) const { return size_bytes; }
-
   // How many chunks of a reader thread may still be needed after Store has returned: 0 where Store is done by then.
   virtual int chunks_in_flight() const { return 0; }
 };

@@ -154,7 +154,7 @@ class NodeLoad : public PreparedLoad {
         reads_(source.checkpoint, source.plan, ChunkBytes(options, circumstances.is_on_storage),
                options.buffers == nullptr ? LandingBytes(ChunkBytes(options, circumstances.is_on_storage)) : 0),
         buffers_(options.buffers != nullptr ? *options.buffers : heap_),
-        tuning_(Tune(options, circumstances, buffers_.chunks_in_flight(), buffers_.SizeOf(reads_.buffer_bytes()))),
+        tuning_(Tune(options, circumstances, buffers_.chunks_in_flight(), reads_.buffer_bytes())),
         pool_(buffers_, reads_.buffer_bytes(), tuning_.buffers()),
         gate_(FirstReads(tuning_, circumstances.is_on_storage, reads_.buffer_bytes(), buffers_.chunks_in_flight()),
               tuning_.reads()) {}
@@ -204,7 +204,7 @@ class NodeLoad : public PreparedLoad {
             .reader_threads = tuning_.reader_threads,
             .reads_per_thread = tuning_.reads_per_thread,
             .buffer_bytes = reads_.buffer_bytes(),
-            .buffers_bytes = tuning_.buffers() * buffers_.SizeOf(reads_.buffer_bytes()),
+            .buffers_bytes = tuning_.buffers() * reads_.buffer_bytes(),
             .direct_bytes = direct_bytes,
             .storage_reads = direct_bytes > 0 ? gate_.settled() : 0};
   }

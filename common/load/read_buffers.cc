@@ -9,7 +9,6 @@
 #include "common/base/error.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
-#include "common/memory/host_slab.h"
 
 namespace weightbroker {
 

@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/load/destination.h"
-#include "common/memory/host_slab.h"
+#include "common/memory/host_memory.h"
 
 namespace weightbroker {
 

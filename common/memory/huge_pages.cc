@@ -9,7 +9,6 @@
 #include <string>
 
 #include "common/base/unique_fd.h"
-#include "common/memory/host_memory.h"
 
 namespace weightbroker {
 namespace {
@@ -63,7 +62,7 @@ std::optional<int64_t> ScanHugeBytes(const std::byte* data, int64_t size_bytes) 
 
 int64_t HugeBytesOfSmaps(const std::byte* data, int64_t size_bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  const auto end = begin + static_cast<uint64_t>((size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  const auto end = begin + static_cast<uint64_t>(RoundUpToHugePages(size_bytes));
   std::ifstream smaps("/proc/self/smaps");
   bool inside = false;
   int64_t huge_kib = 0;

@@ -1,4 +1,4 @@
-// How much of a mapping is in huge pages.
+// Lengths in huge pages, and how much of a mapping is in them.
 //
 //   const int64_t huge = HugeMappedBytes(data, size_bytes);
 //
@@ -9,7 +9,13 @@
 #include <cstdint>
 #include <optional>
 
+#include "common/memory/host_memory.h"
+
 namespace weightbroker {
+
+constexpr int64_t RoundUpToHugePages(int64_t size_bytes) {
+  return (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
 
 // Of the mapping of `size_bytes` (a multiple of the page size) that starts at `data`; what is not mapped does not
 // count. By the kernel's scan of its page tables where it has one, else as /proc/self/smaps says.
